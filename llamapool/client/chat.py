@@ -2,12 +2,10 @@
 
 from typing import Any, Literal, Unpack, overload
 
-from llamapool.client.arguments import body_of
 from llamapool.client.completion_replies import CompletionResponse
 from llamapool.client.fields import ChatFields, Messages
-from llamapool.client.shape import required
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import EndpointFamily
+from llamapool.client.transport import EndpointFamily, body_of, required
 
 
 class ChatCompletionsAPI(EndpointFamily):

@@ -2,11 +2,10 @@
 
 from typing import Any, Literal, Unpack, overload
 
-from llamapool.client.arguments import body_of
 from llamapool.client.completion_replies import CompletionResponse
 from llamapool.client.fields import CompletionFields, Extra, InfillFields
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import Transport
+from llamapool.client.transport import Transport, body_of
 
 Prompt = str | list[str | int] | list[str] | list[int]
 

@@ -1,11 +1,11 @@
 """What chat, completion and infill return: one shape for OpenAI's reply and for llama-server's own."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
-from llamapool.client.shape import as_object, as_objects
+from llamapool.client.transport import as_object, as_objects
 
 Raw = dict[str, Any]
 
@@ -31,8 +31,11 @@ class Usage:
     total_tokens: int
 
     @classmethod
-    def from_reply(cls, usage: Raw) -> Self:
-        """Parse OpenAI's ``usage``. Embeddings have no ``completion_tokens``."""
+    def of_reply(cls, reply: Raw) -> Self | None:
+        """Parse a reply's ``usage`` in OpenAI's form; None without one. Embeddings have no ``completion_tokens``."""
+        usage = reply.get("usage")
+        if not isinstance(usage, dict):
+            return None
         n_prompt = int(usage.get("prompt_tokens") or 0)
         n_completion = int(usage.get("completion_tokens") or 0)
         return cls(n_prompt, n_completion, int(usage.get("total_tokens") or n_prompt + n_completion))
@@ -53,19 +56,12 @@ class Timings:
     cache_n: int = 0
 
     @classmethod
-    def from_reply(cls, timings: Raw) -> Self:
-        """Parse a reply's ``timings``. A field that an older server omits or sets to null is 0."""
-        return cls(
-            prompt_n=int(timings.get("prompt_n") or 0),
-            prompt_ms=float(timings.get("prompt_ms") or 0.0),
-            prompt_per_token_ms=float(timings.get("prompt_per_token_ms") or 0.0),
-            prompt_per_second=float(timings.get("prompt_per_second") or 0.0),
-            predicted_n=int(timings.get("predicted_n") or 0),
-            predicted_ms=float(timings.get("predicted_ms") or 0.0),
-            predicted_per_token_ms=float(timings.get("predicted_per_token_ms") or 0.0),
-            predicted_per_second=float(timings.get("predicted_per_second") or 0.0),
-            cache_n=int(timings.get("cache_n") or 0),
-        )
+    def of_reply(cls, reply: Raw) -> Self | None:
+        """Parse a reply's ``timings``; None without one. A field that an older server omits or sets to null is 0."""
+        timings = reply.get("timings")
+        if not isinstance(timings, dict):
+            return None
+        return cls(**{each.name: timings.get(each.name) or 0 for each in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +137,14 @@ class CompletionResponse:
         """Parse OpenAI's reply. Raises `UnexpectedReply`."""
         found = as_object(reply)
         choices = as_objects(found.get("choices"))
-        usage, timings = found.get("usage"), found.get("timings")
         return cls(
             id=str(found.get("id") or ""),
             object=str(found.get("object") or "chat.completion"),
             created=int(found.get("created") or 0),
             model=str(found.get("model") or ""),
             choices=[Choice.from_reply(choice, i) for i, choice in enumerate(choices)],
-            usage=Usage.from_reply(usage) if isinstance(usage, dict) else None,
-            timings=Timings.from_reply(timings) if isinstance(timings, dict) else None,
+            usage=Usage.of_reply(found),
+            timings=Timings.of_reply(found),
             system_fingerprint=found.get("system_fingerprint"),
             raw=reply,
         )
@@ -162,7 +157,6 @@ class CompletionResponse:
         the only reply: several overlap, and each choice's ``raw`` has its own. Raises `UnexpectedReply`.
         """
         replies = as_objects(reply) if isinstance(reply, list) else [as_object(reply)]
-        timings = replies[0].get("timings") if len(replies) == 1 else None
         return cls(
             id="",
             object="text_completion",
@@ -170,7 +164,7 @@ class CompletionResponse:
             model=str(replies[0].get("model") or "") if replies else "",
             choices=[Choice.from_native(entry, i) for i, entry in enumerate(replies)],
             usage=_native_usage(replies, n_per_prompt),
-            timings=Timings.from_reply(timings) if isinstance(timings, dict) else None,
+            timings=Timings.of_reply(replies[0]) if len(replies) == 1 else None,
             raw=reply,
         )
 

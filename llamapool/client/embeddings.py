@@ -1,10 +1,7 @@
 """``/v1/embeddings``, ``/embedding`` and ``/v1/rerank``."""
 
-from typing import Any
-
-from llamapool.client.arguments import body_of
 from llamapool.client.replies import EmbeddingsResponse, RerankResponse, vectors
-from llamapool.client.transport import EndpointFamily, Transport
+from llamapool.client.transport import EndpointFamily, Transport, body_of
 
 
 class EmbeddingsClientAPI(EndpointFamily):
@@ -39,5 +36,4 @@ class EmbeddingCalls:
 
     def rerank(self, query: str, documents: list[str], top_n: int | None = None) -> RerankResponse:
         """Return a score for each document, best first: the best `top_n`, or all."""
-        body: dict[str, Any] = body_of(locals())
-        return RerankResponse.from_reply(self._transport.post_object("/v1/rerank", body), documents)
+        return RerankResponse.from_reply(self._transport.post_object("/v1/rerank", body_of(locals())), documents)

@@ -3,8 +3,7 @@
 from typing import Any
 
 from llamapool.client.replies import LoraAdapter
-from llamapool.client.shape import as_objects
-from llamapool.client.transport import EndpointFamily
+from llamapool.client.transport import EndpointFamily, as_objects
 
 Adapters = list[LoraAdapter]  # inside the class, `list` is the method
 Scales = list[dict[str, Any]]

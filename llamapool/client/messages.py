@@ -3,13 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, Unpack, overload
 
-from llamapool.client.arguments import body_of
+from llamapool.client.completion_replies import Raw
 from llamapool.client.fields import MessageFields, Messages
-from llamapool.client.shape import as_object, as_objects, required
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import EndpointFamily
-
-Raw = dict[str, Any]
+from llamapool.client.transport import EndpointFamily, as_object, as_objects, body_of, required
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,8 @@
 from urllib.parse import quote
 
 from llamapool.client.replies import ModelInfo
-from llamapool.client.shape import as_object, as_objects
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import EndpointFamily
+from llamapool.client.transport import EndpointFamily, as_object, as_objects
 
 Models = list[ModelInfo]  # inside the class, `list` is the method
 

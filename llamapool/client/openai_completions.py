@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, overload
 
-from llamapool.client.arguments import body_of
 from llamapool.client.completion_replies import CompletionResponse
 from llamapool.client.errors import UnexpectedReply
 from llamapool.client.fields import TextFields
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import EndpointFamily
+from llamapool.client.transport import EndpointFamily, body_of
 
 Prompt = str | list[Any]
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from llamapool.client.completion_replies import Raw, Usage
 from llamapool.client.errors import ApiError, UnexpectedReply
-from llamapool.client.shape import as_object, as_objects, required
+from llamapool.client.transport import as_object, as_objects, required
 
 _FLOAT_BYTES = 4
 
@@ -45,12 +45,11 @@ class EmbeddingsResponse:
     @classmethod
     def from_reply(cls, reply: Raw) -> Self:
         """Parse the reply. Raises `UnexpectedReply`."""
-        usage = reply.get("usage")
         return cls(
             object=str(reply.get("object") or "list"),
             data=[EmbeddingData.from_reply(entry, i) for i, entry in enumerate(as_objects(reply.get("data")))],
             model=str(reply.get("model") or ""),
-            usage=Usage.from_reply(usage) if isinstance(usage, dict) else None,
+            usage=Usage.of_reply(reply),
             raw=reply,
         )
 
@@ -76,7 +75,6 @@ class RerankResponse:
     @classmethod
     def from_reply(cls, reply: Raw, documents: list[str]) -> Self:
         """Parse the reply for `documents`. Raises `UnexpectedReply`."""
-        usage = reply.get("usage")
         results = []
         for entry in as_objects(reply.get("results")):
             index = int(required(entry, "index"))
@@ -85,7 +83,7 @@ class RerankResponse:
         return cls(
             model=str(reply.get("model") or ""),
             results=results,
-            usage=Usage.from_reply(usage) if isinstance(usage, dict) else None,
+            usage=Usage.of_reply(reply),
             raw=reply,
         )
 

@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, Unpack, overload
 from urllib.parse import quote
 
-from llamapool.client.arguments import body_of
 from llamapool.client.completion_replies import Raw
 from llamapool.client.fields import ResponseFields
-from llamapool.client.shape import as_object, as_objects, required
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import EndpointFamily
+from llamapool.client.transport import EndpointFamily, as_object, as_objects, body_of, required
 
 Input = str | list[dict[str, Any]]
 

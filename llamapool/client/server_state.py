@@ -5,8 +5,7 @@ from typing import Any
 
 from llamapool.client.errors import ApiError, ServerUnreachable
 from llamapool.client.replies import HealthStatus
-from llamapool.client.shape import as_object
-from llamapool.client.transport import Transport
+from llamapool.client.transport import Transport, as_object
 
 
 class ServerCalls:

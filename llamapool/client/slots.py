@@ -3,8 +3,7 @@
 from typing import Any
 
 from llamapool.client.replies import SlotInfo
-from llamapool.client.shape import as_objects
-from llamapool.client.transport import EndpointFamily
+from llamapool.client.transport import EndpointFamily, as_objects
 
 Slots = list[SlotInfo]  # inside the class, `list` is the method
 

@@ -3,12 +3,12 @@
 import json
 import weakref
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import httpx
 
-from llamapool.client.connection import connection_errors
-from llamapool.client.errors import UnexpectedReply, api_error
+from llamapool.client.errors import RequestTimedOut, ServerUnreachable, UnexpectedReply, api_error
 from llamapool.client.sse import Event, SseDecoder
 
 DONE = "[DONE]"  # the last event of OpenAI's streams; llama-server's own end without one
@@ -77,3 +77,19 @@ def _object(event: Event) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UnexpectedReply("an event of the stream is not a JSON object", found)
     return found
+
+
+@contextmanager
+def connection_errors() -> Iterator[None]:
+    """Turn httpx's errors of a request into `RequestTimedOut` or `ServerUnreachable`."""
+    try:
+        yield
+    except httpx.TimeoutException as error:
+        raise RequestTimedOut(_words(error)) from error
+    except httpx.RequestError as error:
+        raise ServerUnreachable(_words(error)) from error
+
+
+def _words(error: httpx.RequestError) -> str:
+    """Return the error with its URL, because httpx often gives only a name."""
+    return f"{error.request.method} {error.request.url}: {str(error) or type(error).__name__}"

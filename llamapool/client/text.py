@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from llamapool.client.arguments import body_of
 from llamapool.client.errors import UnexpectedReply
 from llamapool.client.replies import TokenizeResponse
-from llamapool.client.shape import as_object, required
-from llamapool.client.transport import Transport
+from llamapool.client.transport import Transport, as_object, body_of, required
 
 
 class TextCalls:

@@ -1,4 +1,7 @@
-"""HTTP: requests out, JSON or events in, errors raised. The only file, with `stream`, that handles httpx replies."""
+"""HTTP: bodies from arguments, requests out, JSON of the expected shape or events in, errors raised.
+
+The only file, with `stream`, that handles httpx replies.
+"""
 
 import json
 from collections.abc import Mapping
@@ -6,10 +9,8 @@ from typing import Any
 
 import httpx
 
-from llamapool.client.connection import connection_errors
-from llamapool.client.errors import ApiError, UnexpectedReply, api_error
-from llamapool.client.shape import as_object
-from llamapool.client.stream import EventStream
+from llamapool.client.errors import UnexpectedReply, api_error
+from llamapool.client.stream import EventStream, connection_errors
 
 STREAM_HEADERS = {
     "Accept": "text/event-stream",
@@ -48,15 +49,11 @@ class Transport:
 
     def delete(self, path: str, params: Mapping[str, str] | None = None) -> Any:
         """Return the JSON of a DELETE."""
-        with connection_errors():
-            response = self.http.send(self.http.build_request("DELETE", path, params=params))
-        return _json(_successful(response))
+        return _json(self._send(self.http.build_request("DELETE", path, params=params)))
 
     def post(self, path: str, body: Body, params: Mapping[str, str] | None = None) -> Any:
         """Return the JSON of a POST."""
-        with connection_errors():
-            response = self.http.send(self._post_request(path, body, params))
-        return _json(_successful(response))
+        return _json(self._send(self._post_request(path, body, params)))
 
     def post_object(self, path: str, body: Body, params: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Return the JSON object of a POST."""
@@ -88,9 +85,11 @@ class Transport:
     def _get(self, path: str, params: Mapping[str, str] | None, timeout_s: float | None) -> httpx.Response:
         query = {**({"model": self.model} if self.model else {}), **(params or {})}
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
+        return self._send(self.http.build_request("GET", path, params=query, timeout=timeout))
+
+    def _send(self, request: httpx.Request) -> httpx.Response:
         with connection_errors():
-            response = self.http.send(self.http.build_request("GET", path, params=query, timeout=timeout))
-        return _successful(response)
+            return _successful(self.http.send(request))
 
     def _post_request(self, path: str, body: Body, params: Mapping[str, str] | None) -> httpx.Request:
         """Encode `body` as JSON. The model goes into an object, or into the query next to an array."""
@@ -112,18 +111,13 @@ class EndpointFamily:
 
 def _successful(response: httpx.Response) -> httpx.Response:
     """Return `response` if its status is 2xx. Raises `ApiError`."""
-    if not response.is_success:
-        raise _refusal(response)
-    return response
-
-
-def _refusal(response: httpx.Response) -> ApiError:
-    """Return the error that a complete reply contains."""
+    if response.is_success:
+        return response
     try:
         body = response.json()
     except ValueError:
         body = response.text
-    return api_error(response.status_code, body, response.headers.get("retry-after"))
+    raise api_error(response.status_code, body, response.headers.get("retry-after"))
 
 
 def _json(response: httpx.Response) -> Any:
@@ -132,3 +126,33 @@ def _json(response: httpx.Response) -> Any:
         return json.loads(response.content)
     except ValueError:
         raise UnexpectedReply("the reply is not JSON", response.text) from None
+
+
+def body_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ``locals()`` of a method whose parameters are the body's fields.
+
+    ``self`` is left out, ``kwargs`` are further fields, and None means that the server's default applies.
+    """
+    fields = {name: value for name, value in arguments.items() if name not in ("self", "kwargs")}
+    return {name: value for name, value in (fields | arguments.get("kwargs", {})).items() if value is not None}
+
+
+def as_object(reply: Any) -> dict[str, Any]:
+    """Return `reply`, which must be a JSON object. Raises `UnexpectedReply`."""
+    if not isinstance(reply, dict):
+        raise UnexpectedReply("the reply is not a JSON object", reply)
+    return reply
+
+
+def as_objects(reply: Any) -> list[dict[str, Any]]:
+    """Return `reply`, which must be an array of objects. Raises `UnexpectedReply`."""
+    if not isinstance(reply, list) or not all(isinstance(entry, dict) for entry in reply):
+        raise UnexpectedReply("the reply is not a JSON array of objects", reply)
+    return reply
+
+
+def required(reply: dict[str, Any], name: str) -> Any:
+    """Return a required field of a reply. Raises `UnexpectedReply`."""
+    if reply.get(name) is None:
+        raise UnexpectedReply(f"the reply has no {name!r}", reply)
+    return reply[name]

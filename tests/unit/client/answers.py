@@ -15,24 +15,19 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 @dataclass
 class Asked:
-    """A client and its requests."""
-
     client: LlamaCppClient
     requests: list[httpx.Request] = field(default_factory=list)
 
     @property
     def last(self) -> httpx.Request:
-        """The latest request."""
         return self.requests[-1]
 
     @property
     def body(self) -> Any:
-        """The JSON that the latest request carried."""
         return json.loads(self.last.content)
 
 
 def served_by(handler: Handler) -> Asked:
-    """A client over `handler`."""
     requests: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, get_overloads
+from typing import get_overloads
 
 import httpx
 import pytest
@@ -155,8 +155,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
+LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+
+
 def loading() -> httpx.Response:
-    return httpx.Response(503, json={"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}})
+    return httpx.Response(503, json=LOADING)
 
 
 def ready() -> httpx.Response:
@@ -173,35 +176,24 @@ def in_turn(*answers: Callable[[], httpx.Response]) -> Callable[[httpx.Request],
     return lambda _: (left.pop(0) if len(left) > 1 else left[0])()
 
 
-def test_a_server_that_is_up() -> None:
-    assert answering({"status": "ok"}).client.health() == HealthStatus("ok")
-    counts = {"status": "ok", "slots_idle": 3, "slots_processing": 1}
-    assert answering(counts).client.health() == HealthStatus("ok", 3, 1)
-    assert answering({"status": "ok"}).client.is_ready()
-
-
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
-        (503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}, "loading"),
-        (503, {"status": "loading model"}, "loading"),
-        (503, {"error": {"code": 503, "message": "model 'a' failed to load: no memory"}}, "error"),
-        (503, {"status": "no slot available", "slots_idle": 0, "slots_processing": 2}, "error"),
-        (500, {"error": {"message": "Loading model"}}, "error"),
-        (502, "<html>Bad Gateway</html>", "error"),
-        (401, {"error": {"code": 401, "message": "Invalid API Key"}}, "error"),
+        (200, {"status": "ok"}, HealthStatus("ok")),
+        (200, {"status": "ok", "slots_idle": 3, "slots_processing": 1}, HealthStatus("ok", 3, 1)),
+        (503, LOADING, HealthStatus("loading")),
+        (503, {"status": "loading model"}, HealthStatus("loading")),
+        (503, {"error": {"code": 503, "message": "model 'a' failed to load: no memory"}}, HealthStatus("error")),
+        (503, {"status": "no slot available", "slots_idle": 0, "slots_processing": 2}, HealthStatus("error", 0, 2)),
+        (500, {"error": {"message": "Loading model"}}, HealthStatus("error")),
+        (502, "<html>Bad Gateway</html>", HealthStatus("error")),
+        (401, {"error": {"code": 401, "message": "Invalid API Key"}}, HealthStatus("error")),
     ],
 )
-def test_a_server_that_is_not(status: int, body: object, expected: str) -> None:
+def test_health_of_a_server_that_answers(status: int, body: object, expected: HealthStatus) -> None:
     health = answering(body, status).client.health()
-    assert health.status == expected
-    assert health.raw == body
-    assert not answering(body, status).client.is_ready()
-
-
-def test_old_servers_count_their_slots_in_an_error_too() -> None:
-    health = answering({"status": "no slot available", "slots_idle": 0, "slots_processing": 2}, 503).client.health()
-    assert (health.slots_idle, health.slots_processing) == (0, 2)
+    assert (health, health.raw) == (expected, body)
+    assert answering(body, status).client.is_ready() == (status == 200)
 
 
 def test_no_server_is_not_ready_and_has_no_health() -> None:
@@ -211,23 +203,22 @@ def test_no_server_is_not_ready_and_has_no_health() -> None:
         asked.client.health()
 
 
-def test_waiting_goes_on_until_the_server_is_ready(clock: Clock) -> None:
-    asked = served_by(in_turn(refused, loading, ready))
-    assert asked.client.wait_until_ready(timeout=10.0, poll_interval=0.5)
-    assert clock.slept == [0.5, 0.5]
-
-
-def test_waiting_ends_with_its_time(clock: Clock) -> None:
-    asked = served_by(in_turn(loading))
-    assert not asked.client.wait_until_ready(timeout=1.2, poll_interval=0.5)
-    assert clock.slept == pytest.approx([0.5, 0.5, 0.2])
-    assert len(asked.requests) == 4
-
-
-def test_a_server_is_asked_at_least_once(clock: Clock) -> None:
-    assert served_by(in_turn(ready)).client.wait_until_ready(timeout=0.0)
-    assert not served_by(in_turn(loading)).client.wait_until_ready(timeout=0.0)
-    assert clock.slept == []
+@pytest.mark.parametrize(
+    ("answers", "timeout", "is_ready", "slept"),
+    [
+        ((refused, loading, ready), 10.0, True, [0.5, 0.5]),
+        ((loading,), 1.2, False, [0.5, 0.5, 0.2]),
+        ((ready,), 0.0, True, []),
+        ((loading,), 0.0, False, []),
+    ],
+)
+def test_waiting_ends_when_the_server_is_ready_or_with_its_time(
+    clock: Clock, answers: tuple[Callable[[], httpx.Response], ...], timeout: float, is_ready: bool, slept: list[float]
+) -> None:
+    asked = served_by(in_turn(*answers))
+    assert asked.client.wait_until_ready(timeout=timeout, poll_interval=0.5) == is_ready
+    assert clock.slept == pytest.approx(slept)
+    assert len(asked.requests) == len(slept) + 1
 
 
 def test_a_server_that_hangs_does_not_outlast_the_wait(clock: Clock) -> None:
@@ -310,30 +301,6 @@ def test_importing_the_client_imports_nothing_of_the_server() -> None:
 
 
 HELLO = [{"role": "user", "content": "Hello"}]
-TIMINGS = {
-    "cache_n": 1, "prompt_n": 2, "prompt_ms": 3.5, "prompt_per_token_ms": 1.75, "prompt_per_second": 571.4,
-    "predicted_n": 4, "predicted_ms": 8.0, "predicted_per_token_ms": 2.0, "predicted_per_second": 500.0,
-}  # fmt: skip
-
-
-def native(content: str = "a b", **fields: object) -> dict[str, Any]:
-    """A native reply of llama-server with `fields` changed."""
-    return {
-        "index": 0,
-        "content": content,
-        "tokens": [],
-        "id_slot": 1,
-        "stop": True,
-        "model": "tiny",
-        "tokens_predicted": 2,
-        "tokens_evaluated": 3,
-        "stop_type": "eos",
-        "stopping_word": "",
-        "tokens_cached": 4,
-        "truncated": False,
-        "timings": TIMINGS,
-        **fields,
-    }
 
 
 def test_a_chat_reply_of_another_server_may_lack_almost_everything() -> None:
@@ -353,7 +320,7 @@ def test_a_chat_reply_of_another_server_may_lack_almost_everything() -> None:
     ],
 )
 def test_a_native_reply_ends_for_a_reason(stop_type: str | None, kind: StopType | None, finish_reason: str) -> None:
-    choice = answering(native(stop_type=stop_type)).client.complete("x").choices[0]
+    choice = answering({"content": "a b", "stop_type": stop_type}).client.complete("x").choices[0]
     assert (choice.stop_type, choice.finish_reason) == (kind, finish_reason)
 
 
@@ -364,7 +331,7 @@ def test_a_reply_cut_down_by_response_fields_has_what_is_left() -> None:
 
 
 def test_timings_of_older_servers_lack_some_or_have_null() -> None:
-    response = answering(native(timings={"prompt_n": 3, "prompt_per_second": None})).client.complete("x")
+    response = answering({"timings": {"prompt_n": 3, "prompt_per_second": None}}).client.complete("x")
     assert response.timings == Timings(prompt_n=3)
 
 

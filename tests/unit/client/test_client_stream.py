@@ -60,29 +60,22 @@ def test_a_stream_is_not_compressed_and_asks_for_events() -> None:
     assert asked.last.headers["accept"] == "text/event-stream"
 
 
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "out of use"])
 @pytest.mark.parametrize("n_read", [0, 1])
-def test_closing_a_stream_closes_its_connection(n_read: int) -> None:
-    asked, body = streaming(chunk({"n": 1}), chunk({"n": 2}))
-    stream = chat(asked)
-    for _ in range(n_read):
-        next(stream)
-    stream.close()
-    stream.close()
-    assert body.closed
-    assert body.n_read == n_read
-    assert list(stream) == []
-
-
-@pytest.mark.parametrize("n_read", [0, 1])
-def test_a_stream_that_nothing_refers_to_closes_its_connection(n_read: int) -> None:
+def test_a_stream_that_is_closed_or_out_of_use_closes_its_connection(n_read: int, closes: bool) -> None:
     asked, body = streaming(chunk({"n": 1}), chunk({"n": 2}))
     stream = chat(asked)
     for _ in range(n_read):
         next(stream)
     assert not body.closed
-    del stream
-    gc.collect()
-    assert body.closed
+    if closes:
+        stream.close()
+        stream.close()
+        assert list(stream) == []
+    else:
+        del stream
+        gc.collect()
+    assert (body.closed, body.n_read) == (True, n_read)
 
 
 @pytest.mark.parametrize(
