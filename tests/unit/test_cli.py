@@ -33,6 +33,7 @@ from server.uvicorn_config import check_certificate
 from tests.support.ggufs import PLAIN, TinyModel, gguf_file, lora_file
 
 ROOT = Path(__file__).parents[2]
+CONFIG = str(ROOT / "config" / "default.yaml")
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -169,6 +170,7 @@ def test_check_config_masks_what_addresses_hold_of_passwords_and_tokens(tmp_path
         (["-m", "nothere.gguf"], "-m: no such file: nothere.gguf; check the path"),
         (["serv"], "unknown argument 'serv'"),
         (["docs", "x"], "docs: unknown argument 'x'; write llamapool docs"),
+        (["fit", "none", "--config", CONFIG], "'none' is neither a GGUF file nor a configured model; known: demo, "),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(
@@ -348,7 +350,7 @@ def test_fit_prints_what_a_model_takes_without_loading_it(capsys: pytest.Capture
     shown = capsys.readouterr().out
     assert "512 tokens of context for 1 slot\n" in shown
     assert "other contexts" in shown
-    assert main(["fit", "demo", "--config", str(ROOT / "config" / "default.yaml")]) == 0
+    assert main(["fit", "demo", "--config", CONFIG]) == 0
     assert capsys.readouterr().out.startswith("demo: ")
 
 
@@ -370,11 +372,6 @@ def test_fit_and_check_config_keep_to_the_memory_that_models_may_take(
     config.write_text(f"server: {{memory: CPU=1MiB}}\nmodels: {{demo: {{path: {demo}}}}}")
     assert main(["check-config", str(config)]) == 0
     assert "1.0 MiB are left for it" in capsys.readouterr().out
-
-
-def test_fit_knows_no_other_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "nothing", "--config", str(ROOT / "config" / "default.yaml")]) == 2
-    assert "'nothing' is neither a GGUF file nor a configured model; known: demo, " in capsys.readouterr().err
 
 
 def test_check_config_prints_what_models_take_as_comments(

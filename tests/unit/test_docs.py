@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from server.engine.request import State
 from server.telemetry.record import ModelUse, Record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -243,3 +244,11 @@ def test_each_field_of_the_log_is_described() -> None:
     record = Record("1", "POST", "/", key="ada", route="/", status=200, error="", usage=usage)
     page = (ROOT / "docs/metrics.md").read_text()
     assert [name for name in record.fields() if f"`{name}`" not in page] == []
+
+
+def test_the_web_ui_and_the_documentation_name_every_state_of_requests() -> None:
+    texts = (ROOT / "server/web/static/app/lib/texts.js").read_text()
+    assert set(re.findall(r"^outcome_(\w+):", texts, re.MULTILINE)) == {*State} - {State.CUT_OFF}
+    documented = (ROOT / "docs/metrics.md").read_text()
+    assert all(f"`{state}`" in documented for state in (State.DONE, State.CUT_OFF))
+    assert all(state in documented for state in (State.CANCELLED, State.FAILED))

@@ -76,7 +76,6 @@ class Hit:
 
 @cache
 def texts() -> list[Text]:
-    """Return everything that people read."""
     return list(_texts())
 
 
@@ -125,7 +124,6 @@ def _function(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunct
 
 
 def _strings(call: ast.Call) -> Iterator[str]:
-    """Yield the constant parts of a message."""
     for argument in call.args[:1]:
         parts = [part.value for part in ast.walk(argument) if isinstance(part, ast.Constant)]
         yield " ".join(str(part) for part in parts if isinstance(part, str))

@@ -22,6 +22,14 @@ def record(message: str, *args: object, name: str = "server.pool", level: int = 
     return made
 
 
+@pytest.fixture
+def exc_info() -> Any:
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        return sys.exc_info()
+
+
 @pytest.mark.parametrize(
     ("verbosity", "level"),
     [
@@ -34,12 +42,6 @@ def record(message: str, *args: object, name: str = "server.pool", level: int = 
 )
 def test_verbosity_is_a_level(verbosity: int, level: int) -> None:
     assert level_of(verbosity) == level
-
-
-def test_a_server_without_standard_error_logs_to_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    handlers = log_config(ServerSettings(log_file=tmp_path / "log"))["handlers"]
-    assert handlers.keys() == {"terminal", "file"}
 
 
 def test_lines_are_as_configured() -> None:
@@ -78,12 +80,8 @@ def test_the_request_at_hand_is_named_without_a_word() -> None:
     assert LineFormatter(PLAIN).format(record("late")) == "I pool: late"
 
 
-def test_json_lines() -> None:
-    late = record("%s is late", "demo", level=logging.WARNING, request="a-1", slot=3)
-    try:
-        raise ValueError("bad")
-    except ValueError:
-        late.exc_info = sys.exc_info()
+def test_json_lines(exc_info: Any) -> None:
+    late = record("%s is late", "demo", level=logging.WARNING, request="a-1", slot=3, exc_info=exc_info)
     said = json.loads(LineFormatter(as_json).format(late))
     assert (said["type"], said["level"], said["origin"]) == ("log", "W", "pool")
     assert said["msg"].startswith("demo is late\nTraceback")
@@ -92,18 +90,17 @@ def test_json_lines() -> None:
     assert all(each["render"] is as_json for each in formatters.values())
 
 
-def test_a_traceback_follows_the_line_once() -> None:
-    late = record("late", request="a-1")
-    try:
-        raise ValueError("bad")
-    except ValueError:
-        late.exc_info = sys.exc_info()
-    text = LineFormatter(PLAIN).format(late)
+def test_a_traceback_follows_the_line_once(exc_info: Any) -> None:
+    text = LineFormatter(PLAIN).format(record("late", request="a-1", exc_info=exc_info))
     assert text.startswith("I pool: late request=a-1\nTraceback")
     assert text.count("ValueError: bad") == 1
 
 
-def test_the_log_configuration_has_a_file_or_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stderr", [sys.stderr, None])
+def test_the_log_configuration_has_a_file_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: object
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr)
     with_file = log_config(ServerSettings(log_file=tmp_path / "log"))
     assert set(with_file["handlers"]) == {"terminal", "file"}
     assert with_file["loggers"]["server"]["level"] == logging.INFO
