@@ -25,7 +25,6 @@ from server.engine.instances import ENGINE_THREADS
 from server.errors import MASK, ConfigError, LlamapoolError
 from server.listen import Listener, check_reach, open_listeners, published
 from server.options.flags import COMPLETION_FLAG, DEVICES_FLAG
-from server.options.reference import completion, help_text
 from server.options.table import TABLE
 from server.options.values import without_secrets
 from server.pool.spec import ModelSpec
@@ -256,6 +255,8 @@ def _made_for_good() -> Iterator[None]:
 def _shown(words: Sequence[str]) -> bool:
     """Handle --help, --version, --cache-list, --completion-bash and --list-devices; return whether one was given."""
     if _HELP.intersection(words):
+        from server.options.reference import help_text  # with argparse, which a start does not need
+
         print(help_text(), end="")
         return True
     if "--version" in words:
@@ -267,6 +268,8 @@ def _shown(words: Sequence[str]) -> bool:
         hub_command("list", [])
         return True
     if COMPLETION_FLAG in words:
+        from server.options.reference import completion
+
         print(completion(COMMANDS), end="")
         return True
     if DEVICES_FLAG in words:
@@ -275,7 +278,3 @@ def _shown(words: Sequence[str]) -> bool:
         print(device_list(), end="")
         return True
     return False
-
-
-if __name__ == "__main__":
-    sys.exit(main())

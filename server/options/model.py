@@ -178,17 +178,15 @@ class ProjectorSettings(SettingsModel, group="Model"):
     """URL of the projector; downloaded to mmproj if given, otherwise into the cache."""
 
 
-class _SamplingGroup(SettingsModel, group="Sampling defaults"):
-    """The parameters that requests set, too."""
-
-
 _DEFAULTS = asdict(SamplingParams())
 _TYPES: Mapping[type, Any] = {int: Int, float: Float, bool: Bool}
 _FIELDS: Any = {
     name: (_TYPES[kind], option(_DEFAULTS[name], known.flags, env=known.env, **known.limits))
     for name, (kind, known) in PARAMETERS.items()
 }
-_Parameters: Any = create_model("_Parameters", __base__=_SamplingGroup, **_FIELDS)
+_group = {"group": "Sampling defaults"}
+_Parameters: Any = create_model("_Parameters", __base__=SettingsModel, __cls_kwargs__=_group, **_FIELDS)
+"""The parameters that requests set, too."""
 
 
 class SamplingSettings(_Parameters):

@@ -7,33 +7,33 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import get_args
 
-from pydantic.fields import FieldInfo
-
 from server.options.model import ModelSettings
 from server.options.option import Layer, Option, Section, SettingsModel
 from server.options.server import ServerSettings
 from server.options.values import FilePath, Place
 
 
-def _row(section: Section, owner: type[SettingsModel], key: str, info: FieldInfo) -> Option:
-    found = next(item for item in info.metadata if isinstance(item, Option))
-    lineage = [cls for cls in owner.__mro__ if issubclass(cls, SettingsModel)]
-    is_switch = info.annotation is bool or (info.annotation == (bool | None))
-    is_path = found.is_path or any(kind in (FilePath, Place) for kind in get_args(info.annotation))
-    name = key.replace("_", "-")
-    return replace(
-        found,
-        flags=(*(found.flags or (f"--{name}",)), *found.forms),
-        constants=found.constants if found.flags or not is_switch else {**found.constants, f"--no-{name}": False},
-        metavar=found.metavar or "FILE" * is_path,
-        is_path=is_path,
-        owner=owner,
-        section=section,
-        key=key,
-        group=next(cls.group for cls in lineage if key in inspect.get_annotations(cls)),
-        default=info.get_default(call_default_factory=True),
-        is_switch=is_switch,
-    )
+def _rows(section: Section, owner: type[SettingsModel]) -> Iterator[Option]:
+    lineage = (cls for cls in reversed(owner.__mro__) if issubclass(cls, SettingsModel))
+    groups = {key: cls.group for cls in lineage for key in inspect.get_annotations(cls)}
+    for key, info in owner.model_fields.items():
+        found = next(item for item in info.metadata if isinstance(item, Option))
+        is_switch = info.annotation is bool or (info.annotation == (bool | None))
+        is_path = found.is_path or any(kind in (FilePath, Place) for kind in get_args(info.annotation))
+        name = key.replace("_", "-")
+        yield replace(
+            found,
+            flags=(*(found.flags or (f"--{name}",)), *found.forms),
+            constants=found.constants if found.flags or not is_switch else {**found.constants, f"--no-{name}": False},
+            metavar=found.metavar or "FILE" * is_path,
+            is_path=is_path,
+            owner=owner,
+            section=section,
+            key=key,
+            group=groups[key],
+            default=info.get_default(call_default_factory=True),
+            is_switch=is_switch,
+        )
 
 
 def _plain(name: str) -> str:
@@ -44,12 +44,8 @@ class Table:
     """All options, indexed by field, by flag and by variable."""
 
     def __init__(self) -> None:
-        owners: dict[Section, type[SettingsModel]] = {"server": ServerSettings, "model": ModelSettings}
-        self.entries = {
-            (section, key): _row(section, owner, key, info)
-            for section, owner in owners.items()
-            for key, info in owner.model_fields.items()
-        }
+        rows = (*_rows("server", ServerSettings), *_rows("model", ModelSettings))
+        self.entries = {(row.section, row.key): row for row in rows}
 
     def keys(self, section: Section) -> list[str]:
         return [key for owner, key in self.entries if owner == section]

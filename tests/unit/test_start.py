@@ -33,6 +33,7 @@ _LATER = (
     "llama_cpp",
     "limits",  # once a key has limits
     "server.cli.model_commands",  # pull, list and rm
+    "server.options.reference",  # --help
     "server.hub.child",
     "huggingface_hub",
     "jinja2",  # in the processes that render

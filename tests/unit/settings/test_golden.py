@@ -34,7 +34,6 @@ many/mmproj-F16 many/mtp-x many/dspark-x many/dflash-x many/only/mmproj"""
 
 
 def blocks() -> Iterator[list[str]]:
-    """Yield the lines of each case."""
     for block in ("\n" + GOLDEN.read_text(encoding="utf-8").rstrip("\n")).split("\n$")[1:]:
         yield f"${block}".split("\n")
 
@@ -95,7 +94,6 @@ def outcome(lines: list[str]) -> Iterator[str]:
 
 
 def prepare(folder: Path) -> None:
-    """Write the files that the cases name."""
     model = gguf_file(folder, TinyModel()).read_bytes()
     for name in FILES.split():
         (folder / f"{name}.gguf").parent.mkdir(parents=True, exist_ok=True)

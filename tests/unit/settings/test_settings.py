@@ -1,7 +1,9 @@
 """Where settings come from, which source wins, and that no option ends nowhere."""
 
+import json
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -60,27 +62,24 @@ def test_only_what_is_handed_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().server.port == 8080
 
 
-def test_the_order_of_precedence(tmp_path: Path) -> None:
-    words, env = ["-b", "1"], {"LLAMAPOOL_MODELS__M__N_BATCH": "2", "LLAMA_ARG_BATCH": "3"}
-    env["LLAMAPOOL_DEFAULTS__N_BATCH"] = "5"
-    models, defaults = "models: {m: {path: m, n_batch: 4}}\n", "defaults: {n_batch: 6}\n"
-
-    def n_batch() -> int:
-        return settings(*words, env=env, config=write(tmp_path, models + defaults)).models["m"].n_batch
-
-    assert n_batch() == 1
-    words.clear()
-    assert n_batch() == 2
-    del env["LLAMAPOOL_MODELS__M__N_BATCH"]
-    assert n_batch() == 3
-    del env["LLAMA_ARG_BATCH"]
-    assert n_batch() == 4
-    models = "models: {m: {path: m}}\n"
-    assert n_batch() == 5
-    del env["LLAMAPOOL_DEFAULTS__N_BATCH"]
-    assert n_batch() == 6
-    defaults = ""
-    assert n_batch() == 2048
+def test_each_source_is_stronger_than_those_added_before_it(tmp_path: Path) -> None:
+    model: dict[str, Any] = {"path": "m"}
+    document: dict[str, Any] = {"models": {"m": model}}
+    env: dict[str, Any] = {}
+    for n_batch, (target, key, value) in enumerate(
+        (
+            (document, "defaults", {"n_batch": 1}),
+            (env, "LLAMAPOOL_DEFAULTS__N_BATCH", "2"),
+            (model, "n_batch", 3),
+            (env, "LLAMA_ARG_BATCH", "4"),
+            (env, "LLAMAPOOL_MODELS__M__N_BATCH", "5"),
+        ),
+        1,
+    ):
+        target[key] = value
+        config = write(tmp_path, json.dumps(document))
+        assert settings(env=env, config=config).models["m"].n_batch == n_batch
+    assert settings("-b", "6", env=env, config=config).models["m"].n_batch == 6
 
 
 @pytest.fixture
