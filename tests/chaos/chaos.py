@@ -39,7 +39,6 @@ def serving(
     defaults: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RealServer]:
-    """A server of these models."""
     file = folder / "config.yaml"
     settings = {"host": "127.0.0.1", "models_cache": False, **(server or {})}
     written = {
@@ -253,7 +252,6 @@ def test_no_descriptors_are_left(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`system.c`, compiled."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("needs a C compiler")

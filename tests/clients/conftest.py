@@ -47,7 +47,6 @@ models:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model's file."""
     return gguf_file(tmp_path_factory.mktemp("gguf"), TinyModel(chat_template=TEMPLATE, n_ctx=N_CTX))
 
 
@@ -86,7 +85,6 @@ def client(server: RealServer) -> Iterator[OpenAI]:
 
 
 def busy_slots(server: RealServer) -> int:
-    """How many slots work right now."""
     return sum(slot["is_processing"] for slot in server.get("/slots"))
 
 

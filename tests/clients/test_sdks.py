@@ -38,8 +38,6 @@ class Said:
 
 
 class Sdk:
-    """One official client on one API."""
-
     errors: tuple[type[Exception], type[Exception], type[Exception]]
     """The exceptions for a bad request, a wrong key and an unknown model."""
 
@@ -58,7 +56,6 @@ class Sdk:
         raise NotImplementedError
 
     def fields(self, text: str, n: int) -> dict[str, Any]:
-        """Return a request for `n` tokens."""
         raise NotImplementedError
 
     def ask(self, text: str, n: int) -> Said:

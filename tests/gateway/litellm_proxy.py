@@ -28,8 +28,6 @@ class Proxy(RealServer):
 
 
 class Gateway:
-    """Two servers and the proxy."""
-
     def __init__(self, servers: list[RealServer], proxy: Proxy) -> None:
         self.servers = servers
         self.client = OpenAI(base_url=f"{proxy.base_url}/v1", api_key=MASTER, max_retries=0)

@@ -34,7 +34,6 @@ def lent() -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def lending() -> Iterator[tuple[str, int]]:
-    """As `lent`."""
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "tests.kinds.rpc_server", str(rpc_backend()), address]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

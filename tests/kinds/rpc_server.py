@@ -14,7 +14,6 @@ N_THREADS = 1
 
 
 def main(library: str, endpoint: str) -> None:
-    """Serve until standard input ends."""
     backend = ctypes.CDLL(library)
     lent = [device.pointer for device in devices() if device.type == CPU][:1]
     threading.Thread(target=_end_with_input, daemon=True).start()

@@ -76,7 +76,6 @@ def key_file(folder: Path, *keys: str) -> dict[str, str]:
 
 @pytest.fixture
 def base(podman: Podman, key: str, tmp_path: Path) -> Iterator[Pod]:
-    """The base layer's Pod, not yet started."""
     pod = Pod(podman, rendered("base", key_file(tmp_path, key)), tmp_path / "volumes")
     try:
         yield pod
@@ -89,7 +88,6 @@ def client(pod: Pod, key: str) -> httpx.Client:
 
 
 def configured(pod: Pod, **models: Mapping[str, Any]) -> dict[str, str]:
-    """Return the ConfigMap's file with other models."""
     config = yaml.safe_load(only(pod.manifests, "ConfigMap")["data"]["config.yaml"])
     return {"config.yaml": yaml.safe_dump({**config, "models": {**config["models"], **models}})}
 

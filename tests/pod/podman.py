@@ -187,12 +187,10 @@ class Pod:
 
     @property
     def state(self) -> Manifest:
-        """The state of the newest container."""
         return self.podman.state(self.containers[-1])
 
     @property
     def log(self) -> str:
-        """What the newest container wrote."""
         return self.podman.run(["sh", "-c", f"podman logs {self.containers[-1]} 2>&1"])
 
     @property
@@ -244,6 +242,5 @@ class Pod:
         return signalled, self.wait_until_ended()
 
     def remove(self) -> None:
-        """Remove all containers."""
         for each in self.containers:
             self.podman("rm", "--force", "--time=0", each)

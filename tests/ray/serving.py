@@ -48,7 +48,6 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
 
 
 def replicas(cluster: RayCluster, route: str = "") -> set[str]:
-    """Those that answer."""
     return {cluster.request("GET", f"{route}/v1/models").headers[REPLICA] for _ in range(12)}
 
 

@@ -30,5 +30,4 @@ def check_ci() -> None:
 
 
 def in_ci() -> bool:
-    """Whether ``CI`` is set."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")

@@ -85,8 +85,6 @@ class FakeVocab:
 
 @dataclass
 class FakeSampler:
-    """Remembers what it accepted."""
-
     params: SamplingParams
     seed: int
     accepted: list[int] = field(default_factory=list)
@@ -593,8 +591,6 @@ class FakeWeights:
 
 
 class FakeVocabulary:
-    """A vocabulary without weights."""
-
     def __init__(self, fim: str) -> None:
         self.vocab = FakeVocab(fim)
 

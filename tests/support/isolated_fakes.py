@@ -123,8 +123,6 @@ class SeeingReader(FakeReader):
 
 
 class SeeingEncoder(FakeEncoder):
-    """Encodes what has pixels."""
-
     def encode(self, chunks: Sequence[FakeChunk]) -> list[bytes]:
         for chunk in chunks[: self.most]:
             assert isinstance(chunk, Seen)
@@ -147,8 +145,6 @@ class HangingEncoder(SeeingEncoder):
 
 
 class SeeingLoader(FakeLoader):
-    """A model that reads images."""
-
     def __init__(
         self,
         embedder: Callable[[], FakeEmbeddingRunner] | None = None,
@@ -178,8 +174,6 @@ class ActingEmbedder(FakeEmbeddingRunner):
 
 
 class SizedLoader(FakeLoader):
-    """A model takes a byte."""
-
     def least(self, spec: ModelSpec) -> Footprint:
         return {HOST: Bytes(1)}
 
@@ -210,5 +204,4 @@ def make_loader(kind: str) -> Loader:
 
 
 def in_process(kind: str = "acting") -> Callable[[], Loader]:
-    """For `create_app`."""
     return partial(make_loader, kind)

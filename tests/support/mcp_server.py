@@ -32,7 +32,6 @@ class Tools:
     sessions: dict[str, Any] = field(default_factory=dict)  # those of HTTP, by id
 
     def make(self) -> MCPServer:
-        """Return a server with these tools."""
         server = MCPServer("tests", log_level="CRITICAL")
 
         @server.tool(annotations=ToolAnnotations(read_only_hint=True), structured_output=False)

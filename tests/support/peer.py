@@ -177,7 +177,6 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.peer", description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help=f"where it is built; a folder of its own in {CACHE} by default")
     parser.add_argument("--sources", type=Path, help=f"the source distribution of {PACKAGE}, instead of pip's")

@@ -39,14 +39,11 @@ class ServerStartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One HTTP reply, read to its end."""
-
     status: int
     headers: dict[str, str]  # names in lower case
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.body)
 
 
@@ -94,7 +91,6 @@ class RealServer:
             time.sleep(self.poll_s)
 
     def serves(self) -> bool:
-        """Whether `health` answers 200."""
         try:
             return self.request("GET", self.health, timeout_s=5.0).status == 200
         except OSError:  # not listening yet
@@ -113,14 +109,20 @@ class RealServer:
         timeout_s: float = REPLY_S,
     ) -> Reply:
         """One request on its own connection; `body` is sent as JSON, or as it is when it is bytes."""
+        with self._sent(method, path, body, headers or {}, timeout_s) as response:
+            names = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, names, response.read())
+
+    @contextmanager
+    def _sent(
+        self, method: str, path: str, body: object, headers: Mapping[str, str] = {}, timeout_s: float = REPLY_S
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request; leaving the block hangs up."""
         connection = self._connection(timeout_s)
         try:
             payload = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-            all_headers = {"Content-Type": "application/json", **(headers or {})}
-            connection.request(method, path, body=payload, headers=all_headers)
-            response = connection.getresponse()
-            names = {name.lower(): value for name, value in response.getheaders()}
-            return Reply(response.status, names, response.read())
+            connection.request(method, path, payload, {"Content-Type": "application/json", **headers})
+            yield connection.getresponse()
         finally:
             connection.close()
 
@@ -147,24 +149,15 @@ class RealServer:
     @contextmanager
     def open_stream(self, path: str, body: Mapping[str, object]) -> Iterator[http.client.HTTPResponse]:
         """A streamed POST whose first event has arrived; leaving the block hangs up."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=REPLY_S)
-        try:
-            payload = json.dumps({**body, "stream": True}).encode()
-            connection.request("POST", path, payload, {"Content-Type": "application/json"})
-            response = connection.getresponse()
+        with self._sent("POST", path, {**body, "stream": True}) as response:
             assert response.status == 200, response.read()
             with response:
                 response.readline()
                 yield response
-        finally:
-            connection.close()
 
     def raw_chunks(self, path: str, body: object) -> list[bytes]:
         """The HTTP chunks of a streamed POST, as the server framed them, without the last empty one."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=REPLY_S)
-        try:
-            connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-            response = connection.getresponse()
+        with self._sent("POST", path, body) as response:
             assert response.getheader("Transfer-Encoding") == "chunked", response.getheaders()
             framed = response.fp
             chunks = []
@@ -172,11 +165,8 @@ class RealServer:
                 chunks.append(framed.read(size))
                 framed.readline()
             return chunks
-        finally:
-            connection.close()
 
     def log_tail(self, n_bytes: int = 4000) -> str:
-        """The end of what the process printed."""
         return self.log.read_bytes()[-n_bytes:].decode(errors="replace")
 
     def stop(self) -> None:
@@ -237,7 +227,6 @@ def llamapool(model: Path, *flags: str, environment: Mapping[str, str] | None = 
 
 
 def llamapool_config(config: Path, *flags: str, environment: Mapping[str, str] | None = None) -> RealServer:
-    """``python -m server --config FILE`` with `flags`."""
     port = free_port()
     command = [sys.executable, "-m", "server", "--config", str(config), "--port", str(port)]
     return RealServer([*command, *flags], port, environment)

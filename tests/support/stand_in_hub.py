@@ -23,8 +23,6 @@ _API = re.compile(r"/api/models/([^/]+/[^/]+)/(refs|tree)(?:/([^/]+))?")
 
 @dataclass(slots=True)
 class Asked:
-    """One request that came in."""
-
     method: str
     path: str
     range: str
@@ -63,7 +61,6 @@ class StandInHub:
         return files.get(found[2], self.everywhere.get(PurePosixPath(path).name)) if found else None
 
     def contents_asked(self) -> list[Asked]:
-        """The requests for contents."""
         return [asked for asked in self.asked if "/resolve/" in asked.path]
 
     def entries(self, repository: str) -> list[dict[str, Any]]:
@@ -91,8 +88,6 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class QuietHandler(http.server.BaseHTTPRequestHandler):
-    """Answers over HTTP/1.1 and logs nothing."""
-
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
@@ -106,14 +101,12 @@ class QuietHandler(http.server.BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def head(self, status: int, n_bytes: int, headers: dict[str, str]) -> None:
-        """Send what precedes the body."""
         self.send_response(status)
         for name, value in {"Content-Length": str(n_bytes), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
 
     def answer(self, status: int, body: bytes, **headers: str) -> None:
-        """Send a whole reply."""
         self.head(status, len(body), headers)
         self.wfile.write(body)
 

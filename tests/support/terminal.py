@@ -57,7 +57,6 @@ class Terminal:
         assert text in self.shown, self.shown[-4000:]
 
     def write(self, text: str) -> None:
-        """Type `text`."""
         os.write(self._master, text.encode())
 
     def status(self) -> int:

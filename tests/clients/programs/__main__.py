@@ -46,7 +46,6 @@ EXPECTED = (
 
 
 def main() -> int:
-    """See the module."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server and the client at work end, too
     # A shell's background jobs ignore Ctrl-C, and so would clients that they start: a stream could not be cancelled.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -110,7 +109,6 @@ def install(folder: str, programs: Sequence[Program]) -> None:
 
 
 def run(*command: str | Path) -> None:
-    """It must succeed."""
     subprocess.run([str(word) for word in command], check=True)
 
 
@@ -192,7 +190,6 @@ def _placed(line: Line, place: Workplace) -> Line:
 
 
 def told(program: Program, family: str, done: Run) -> dict[str, Any]:
-    """The loop as a value, printed."""
     open_steps = [step for step in done.steps if not step.done]
     print(f"{program.name} {program.version} on {family}: {len(done.steps) - len(open_steps)} of {len(done.steps)}")
     for step in open_steps:

@@ -28,7 +28,6 @@ LONG = "OVERFLOW " + "lorem ipsum " * 10_000  # with an agent's own prompt more 
 
 
 def prepare(run: Run) -> None:
-    """The files that an agent finds."""
     for name, text in (("note.txt", NOTE), ("second.txt", SECOND), ("third.txt", THIRD)):
         (run.place.work / name).write_text(f"This file says {text}.\n", encoding="utf-8")
     (run.place.work / "picture.png").write_bytes(png(8, 8))
@@ -137,7 +136,6 @@ PATCH = "*** Begin Patch\n*** Add File: made.txt\n+PATCHED\n*** End Patch\n"
 
 
 def codex(run: Run) -> None:
-    """Its whole loop."""
     prepare(run)
     home = run.place.home / ".codex"
     home.mkdir()
@@ -223,7 +221,6 @@ CLAUDE_BINARY = "node_modules/@anthropic-ai/claude-code-*/claude"
 
 
 def claude(run: Run) -> None:
-    """Its whole loop."""
     prepare(run)
     place = run.place
     place.environment = {**exports(CLAUDE, run.server.url), "IS_SANDBOX": "1"}
@@ -275,7 +272,6 @@ OPENCODE_BINARY = "node_modules/opencode-*-*/bin/opencode"
 
 
 def opencode(run: Run) -> None:
-    """Its whole loop."""
     prepare(run)
     place = run.place
     settings = json.loads(OPENCODE.split("\n", 1)[1].replace("{url}", run.server.url).replace("{model}", "scripted"))

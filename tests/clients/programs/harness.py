@@ -33,7 +33,6 @@ class Ended:
 
     @property
     def said(self) -> str:
-        """All that it printed."""
         return self.out + self.err
 
 
@@ -48,12 +47,10 @@ class Workplace:
 
     @property
     def home(self) -> Path:
-        """``$HOME``."""
         return self.root / "home"
 
     @property
     def work(self) -> Path:
-        """Where the program runs."""
         return self.root / "work"
 
     def run(self, command: Sequence[str | Path], *, limit_s: float | None = None, stop_when: Any = None) -> Ended:
@@ -102,7 +99,6 @@ def _text(path: Path) -> str:
 
 
 def workplace(root: Path, deadline: float, **environment: str) -> Workplace:
-    """A new, empty one under `root`."""
     place = Workplace(root, environment, deadline)
     for folder in (place.home, place.work, root / "tmp"):
         folder.mkdir(parents=True)
@@ -118,7 +114,6 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Without a path."""
         return self.process.base_url
 
     def asked(self) -> list[dict[str, Any]]:
@@ -128,7 +123,6 @@ class Server:
         return [json.loads(line) for line in self.record.read_text(encoding="utf-8").splitlines()]
 
     def busy(self) -> int:
-        """Slots at work."""
         return sum(bool(slot["is_processing"]) for slot in self.process.get("/slots"))
 
 
@@ -147,7 +141,6 @@ def scripted(
 
 @contextmanager
 def real(folder: Path, model: Path, *flags: str) -> Iterator[Server]:
-    """The server over a real model."""
     folder.mkdir(parents=True, exist_ok=True)
     with _server(folder, ["-m", str(model), *flags]) as server:
         yield server

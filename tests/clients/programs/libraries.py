@@ -86,7 +86,6 @@ FUNCTION = 'def get_weather(city: str) -> str:\n    "Tell the weather of a city.
 
 
 def llm(run: Run) -> None:
-    """Its whole loop."""
     place = run.place
     place.environment = {"LLM_USER_PATH": str(place.home / "llm"), **QUIET}
     (place.home / "llm").mkdir()
@@ -120,7 +119,6 @@ EDIT = (
 
 
 def aider(run: Run) -> None:
-    """Its whole loop."""
     place = run.place
     place.environment = {"OPENAI_API_BASE": f"{run.server.url}/v1", "OPENAI_API_KEY": "none", **QUIET}
     made = place.work / "hello.py"
@@ -202,7 +200,6 @@ SMALL = 1 << 15
 
 
 def library(name: str, version: str, package: str, folder: str, snippet: str, loop: str, lines: list[Line]) -> Program:
-    """A program whose loop is a script."""
     return Program(name, version, package, folder, snippet, lines, script(loop), context=SMALL)
 
 

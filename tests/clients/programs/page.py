@@ -48,7 +48,6 @@ CHECKS = ("exit status 0", "all slots are free", "no other request is rejected",
 
 
 def page(programs: Sequence[Program], results: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of the page."""
     of = {program.name: [one for one in results if one["program"] == program.name] for program in programs}
     shown = [program for program in programs if of[program.name]]
     return "\n".join([HEAD, *(_section(one, of[one.name]) for one in shown), TESTED, _table(shown, of)])

@@ -86,7 +86,6 @@ def call_id(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def says(text: str, thoughts: str = "") -> dict[str, Any]:
-    """An assistant's message of text."""
     return {"content": text, **({"reasoning_content": thoughts, "thinking": thoughts} if thoughts else {})}
 
 

@@ -212,7 +212,6 @@ class ScriptedLoader(FakeLoader):
         self.n_ctx = n_ctx
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
-        """At once."""
         progress(1.0)
         family = self.script.family
         vocab = ScriptedVocab(family)

@@ -17,7 +17,6 @@ from tests.clients.programs.scripted_model import Script, ScriptedLoader
 
 
 def main() -> int:
-    """Serve until a signal comes."""
     options = argparse.ArgumentParser(allow_abbrev=False)
     options.add_argument("--family")
     options.add_argument("--templates", type=Path)

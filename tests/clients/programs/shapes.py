@@ -99,7 +99,6 @@ class Placeholders:
 
 
 def _called(value: Any) -> Iterator[str]:
-    """Names of functions in calls."""
     if isinstance(value, dict):
         if ("arguments" in value or "input" in value) and isinstance(value.get("name"), str):
             yield value["name"]

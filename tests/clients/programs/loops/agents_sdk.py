@@ -19,7 +19,6 @@ from report import LONG, MODEL, PARIS, URL, Report, get_weather, refused, step
 
 
 async def loop(kind: str) -> None:
-    """The whole one, over one API."""
     client = AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
     made = (OpenAIChatCompletionsModel if kind == "chat" else OpenAIResponsesModel)(MODEL, client)
     tool = function_tool(get_weather)

@@ -26,13 +26,11 @@ def send(path: str, body: dict[str, Any]) -> urllib.request.Request:
 
 
 def post(path: str, body: dict[str, Any]) -> Any:
-    """Its reply."""
     with urllib.request.urlopen(send(path, body), timeout=30) as reply:
         return json.loads(reply.read())
 
 
 def lines(path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The events of its stream."""
     with urllib.request.urlopen(send(path, body), timeout=30) as reply:
         for line in reply:
             if line.startswith(b"data: ") and b"[DONE]" not in line:

@@ -39,7 +39,6 @@ with step("an invalid reply is retried"):
         @field_validator("city")
         @classmethod
         def not_paris(cls, city: str) -> str:
-            """Raises ValueError."""
             if city == "Paris":
                 raise ValueError("CALL-ANOTHER")
             return city

@@ -13,7 +13,6 @@ get_weather = tool(weather)
 
 
 def loop(kind: str) -> None:
-    """The whole one, over one API."""
     chat = ChatOpenAI(
         model=MODEL, base_url=f"{URL}/v1", api_key="none", max_retries=0, use_responses_api=kind == "responses"
     )
@@ -48,7 +47,6 @@ def loop(kind: str) -> None:
 
 
 def turn(bound: Any, history: list[Any], answer: str, n_calls: int) -> None:
-    """Until the model calls no more."""
     said: AIMessage = bound.invoke(history)
     assert len(said.tool_calls) == n_calls, said
     while said.tool_calls:

@@ -16,8 +16,6 @@ ROUTES = {
 
 
 def loop(name: str, route: dict[str, str]) -> None:
-    """The whole one, over one route."""
-
     def ask(messages: list[Any], **more: object) -> Any:
         return litellm.completion(messages=messages, api_key="none", num_retries=0, **route, **more)
 

@@ -17,7 +17,6 @@ LLM = OpenAILike(
 
 
 async def loop() -> None:
-    """The whole one."""
     with step("a streamed reply"):
         parts = list(LLM.stream_chat([ChatMessage(role="system", content="Be brief."), ChatMessage("SAY-HELLO")]))
         assert len(parts) > 2

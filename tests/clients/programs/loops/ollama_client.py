@@ -9,7 +9,6 @@ CLIENT = Client(host=URL)
 
 
 def turn(history: list[Any], answer: str, n_calls: int) -> None:
-    """Until the model calls no more."""
     said = CLIENT.chat(MODEL, history, tools=[get_weather]).message
     assert len(said.tool_calls or []) == n_calls, said
     while said.tool_calls:

@@ -19,7 +19,6 @@ MODELS: dict[str, Any] = {
 
 
 async def loop(kind: str) -> None:
-    """The whole one, over one API."""
     agent = Agent(MODELS[kind], tools=[get_weather], instructions="Be brief.")
     with step(f"{kind}: a streamed reply"):
         async with agent.run_stream("SAY-HELLO") as running:

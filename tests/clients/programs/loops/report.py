@@ -20,8 +20,6 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "description": "
 
 
 class Report(BaseModel):
-    """A typed reply."""
-
     city: str
     sunny: bool
 
