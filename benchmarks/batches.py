@@ -26,10 +26,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import describe, model
+from benchmarks.environment import DEMO, describe, model
 from tests.support.real_server import RealServer, free_port, llamapool
 
-ROOT = Path(__file__).resolve().parents[1]
 N_BATCH = 10_000
 N_DOCUMENTS = 20
 WORDS = [
@@ -73,13 +72,10 @@ class Load:
 
 
 class Text:
-    """Random texts, all different."""
-
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def words(self, n: int) -> str:
-        """Return `n` words."""
         return " ".join(self._random.choices(WORDS, k=n))
 
 
@@ -100,14 +96,11 @@ def upload(server: RealServer, bodies: Sequence[dict[str, Any]]) -> str:
         *('Content-Disposition: form-data; name="file"; filename="in.jsonl"', "", "\n".join(lines)),
         f"--{_BOUNDARY}--",
     ]
-    connection = HTTPConnection(server.host, server.port, timeout=120)
     headers = {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}
-    connection.request("POST", "/v1/files", "\r\n".join(parts).encode(), headers)
-    return str(json.loads(connection.getresponse().read())["id"])
+    return str(server.request("POST", "/v1/files", "\r\n".join(parts).encode(), headers=headers).json()["id"])
 
 
 def start(server: RealServer, file_id: str) -> str:
-    """Create a batch. Return its id."""
     body = {"input_file_id": file_id, "endpoint": _PATH, "completion_window": "24h"}
     return str(server.post("/v1/batches", body)["id"])
 
@@ -259,9 +252,8 @@ def served(file: Path, slots: int, *more: str, file_order: bool = False) -> Real
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batches", description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, default=ROOT / "models" / "demo.gguf")
+    parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=20.0, help="of a turn, with a batch and without")

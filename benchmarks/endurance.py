@@ -19,17 +19,16 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import describe, model
+from benchmarks.environment import DEMO, describe, model
 from benchmarks.resources import with_children
 from tests.support.real_server import RealServer, llamapool
 
-DEMO = Path(__file__).resolve().parents[1] / "models" / "demo.gguf"
 TELL_BACK = (429, 503)
 PATIENCE_S = 300.0  # of a sound client, for the next bytes
 WORDS = ["one", "river", "stone", "bridge", "green", "seven", "walks", "under", "light", "again", "because", "winter"]
@@ -58,8 +57,6 @@ class Sample:
 
 @dataclass(slots=True)
 class Seen:
-    """All that a run has seen."""
-
     began: float
     seconds: float  # for which clients ask
     samples: list[Sample] = field(default_factory=list)
@@ -92,19 +89,20 @@ def chat(random_: random.Random, *, stream: bool, max_tokens: int) -> bytes:
 
 
 def posted(body: object) -> bytes:
-    """A POST to the chat endpoint."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
     return head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + content
 
 
-async def opened(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", target.port)
-
-
-def closed(writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        writer.transport.abort()
+@asynccontextmanager
+async def connected(target: Target) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to the server; leaving the block resets the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+    try:
+        yield reader, writer
+    finally:
+        with suppress(OSError):
+            writer.transport.abort()
 
 
 # ---- sound clients
@@ -126,8 +124,7 @@ async def sound(target: Target, random_: random.Random) -> None:
 async def _ask(target: Target, random_: random.Random, asked_at: float) -> float:
     """One request; how long to wait before the next."""
     seen, stream = target.seen, random_.random() < 0.7
-    reader, writer = await opened(target)
-    try:
+    async with connected(target) as (reader, writer):
         writer.write(chat(random_, stream=stream, max_tokens=random_.choice((4, 16, 48))))
         await writer.drain()
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
@@ -150,83 +147,73 @@ async def _ask(target: Target, random_: random.Random, asked_at: float) -> float
             seen.faults.append(f"a stream ends with {rest[-200:]!r}")
         seen.n_tokens += rest.count(b'"delta"') if stream else 1
         return 0.0
-    finally:
-        closed(writer)
 
 
 # ---- the others
 
 
 async def slow_reader(target: Target, random_: random.Random) -> None:
-    reader, writer = await opened(target)
-    writer.write(chat(random_, stream=True, max_tokens=200))
-    with suppress(TimeoutError):
-        for _ in range(random_.randrange(5, 60)):
-            if target.over or not await asyncio.wait_for(reader.read(1), 20):
-                break
-            await asyncio.sleep(0.5)
-    closed(writer)
+    async with connected(target) as (reader, writer):
+        writer.write(chat(random_, stream=True, max_tokens=200))
+        with suppress(TimeoutError):
+            for _ in range(random_.randrange(5, 60)):
+                if target.over or not await asyncio.wait_for(reader.read(1), 20):
+                    break
+                await asyncio.sleep(0.5)
 
 
 async def slow_sender(target: Target, random_: random.Random) -> None:
-    _, writer = await opened(target)
-    for byte in chat(random_, stream=True, max_tokens=4)[: random_.randrange(20, 400)]:
-        if target.over:
-            break
-        writer.write(bytes([byte]))
-        await writer.drain()
-        await asyncio.sleep(0.2)
-    closed(writer)
+    async with connected(target) as (_, writer):
+        for byte in chat(random_, stream=True, max_tokens=4)[: random_.randrange(20, 400)]:
+            if target.over:
+                break
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.2)
 
 
 async def gone_before_the_reply(target: Target, random_: random.Random) -> None:
-    _, writer = await opened(target)
-    writer.write(chat(random_, stream=random_.random() < 0.5, max_tokens=100))
-    await writer.drain()
-    await asyncio.sleep(random_.uniform(0, 0.5))
-    closed(writer)
+    async with connected(target) as (_, writer):
+        writer.write(chat(random_, stream=random_.random() < 0.5, max_tokens=100))
+        await writer.drain()
+        await asyncio.sleep(random_.uniform(0, 0.5))
 
 
 async def gone_in_the_middle(target: Target, random_: random.Random) -> None:
-    reader, writer = await opened(target)
-    writer.write(chat(random_, stream=True, max_tokens=200))
-    with suppress(TimeoutError):
-        await asyncio.wait_for(reader.read(random_.randrange(200, 2000)), 20)
-    closed(writer)
+    async with connected(target) as (reader, writer):
+        writer.write(chat(random_, stream=True, max_tokens=200))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(reader.read(random_.randrange(200, 2000)), 20)
 
 
 async def half_a_body(target: Target, random_: random.Random) -> None:
-    _, writer = await opened(target)
-    whole = chat(random_, stream=True, max_tokens=4)
-    writer.write(whole[: len(whole) - random_.randrange(1, 50)])
-    await writer.drain()
-    await asyncio.sleep(random_.uniform(0, 10))
-    closed(writer)
+    async with connected(target) as (_, writer):
+        whole = chat(random_, stream=True, max_tokens=4)
+        writer.write(whole[: len(whole) - random_.randrange(1, 50)])
+        await writer.drain()
+        await asyncio.sleep(random_.uniform(0, 10))
 
 
 async def garbage(target: Target, random_: random.Random) -> None:
-    reader, writer = await opened(target)
-    writer.write(random_.randbytes(random_.randrange(1, 5000)))
-    with suppress(TimeoutError):
-        await asyncio.wait_for(reader.read(500), 5)
-    closed(writer)
+    async with connected(target) as (reader, writer):
+        writer.write(random_.randbytes(random_.randrange(1, 5000)))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(reader.read(500), 5)
 
 
 async def wrong_json(target: Target, random_: random.Random) -> None:
-    reader, writer = await opened(target)
-    writer.write(
-        posted(random_.choice((b"{", b"[]", b'{"messages": 5}', b'{"messages": [{"role": "x"}]}', b"\xff" * 99)))
-    )
-    reply = await asyncio.wait_for(reader.read(300), 60)
-    if b" 500 " in reply[:40]:
-        target.seen.faults.append(f"wrong JSON: {reply!r}")
-    closed(writer)
+    async with connected(target) as (reader, writer):
+        writer.write(
+            posted(random_.choice((b"{", b"[]", b'{"messages": 5}', b'{"messages": [{"role": "x"}]}', b"\xff" * 99)))
+        )
+        reply = await asyncio.wait_for(reader.read(300), 60)
+        if b" 500 " in reply[:40]:
+            target.seen.faults.append(f"wrong JSON: {reply!r}")
 
 
 async def silent(target: Target, random_: random.Random) -> None:
-    _, writer = await opened(target)
-    await asyncio.sleep(random_.uniform(1, 30))
-    closed(writer)
+    async with connected(target):
+        await asyncio.sleep(random_.uniform(1, 30))
 
 
 KINDS: tuple[Callable[[Target, random.Random], Awaitable[None]], ...] = (
@@ -269,12 +256,9 @@ def of_processes(pid: int) -> tuple[float, int, int]:
 async def got(target: Target, path: str) -> bytes:
     """A reply's head and body; nothing where there was none in time."""
     with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-        reader, writer = await opened(target)
-        try:
+        async with connected(target) as (reader, writer):
             writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
             return await asyncio.wait_for(reader.read(), 30)
-        finally:
-            closed(writer)
     return b""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+DEMO = ROOT / "models" / "demo.gguf"
 RESULTS = Path(__file__).with_name("results")
 _WRITTEN = (":!benchmarks/results", ":!benchmarks/plots", ":!*.md")
 """What measuring writes into a checkout by itself: it does not make the measured code another one."""

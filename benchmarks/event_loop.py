@@ -24,7 +24,8 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.in_process import DEFAULT_MODEL, serving
+from benchmarks.environment import DEMO
+from benchmarks.in_process import serving
 
 BEAT_S = 0.001
 N_STREAMS = 8
@@ -198,7 +199,6 @@ async def measure(model: Path, rounds: int, works: Mapping[str, Work]) -> dict[s
 
 
 def table(found: Mapping[str, list[Found]]) -> str:
-    """Markdown."""
     lines = [
         "| request | status | ms | longest gap, ms: median | worst | of the loop's own, ms: median | worst |",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -215,9 +215,8 @@ def table(found: Mapping[str, list[Found]]) -> str:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.event_loop", description=__doc__)
-    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
+    parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="measure requests whose name contains this")
     arguments = parser.parse_args()

@@ -9,8 +9,6 @@ negative nice value (`nice -n -5`, as root), otherwise Llamapool may use fewer t
 """
 
 import argparse
-import http.client
-import json
 import os
 import statistics
 import struct
@@ -62,15 +60,9 @@ def compile_library(folder: Path) -> Path:
 
 
 def stream(server: RealServer) -> None:
-    """Read a streamed completion of `N_TOKENS`. Raises `RuntimeError` for another status than 200."""
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
+    """Read a streamed completion of `N_TOKENS`."""
     body = {"prompt": "Once upon a time", "n_predict": N_TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}
-    connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-    reply = connection.getresponse()
-    text = reply.read()
-    connection.close()
-    if reply.status != 200:
-        raise RuntimeError(f"status {reply.status}: {text!r}")
+    server.events("/completion", body)
 
 
 def figures(times: bytes) -> Mapping[str, float]:
@@ -86,7 +78,6 @@ def figures(times: bytes) -> Mapping[str, float]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description="Time of graph computations in both servers.")
     parser.add_argument("--model", type=Path, required=True, help="a GGUF")
     parser.add_argument("--turns", type=int, default=12)

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import uvicorn
 
@@ -12,12 +11,8 @@ from server.app import create_app
 from server.routes.health import is_pending
 from server.settings import load_settings
 
-DEFAULT_MODEL = Path(__file__).resolve().parents[1] / "models" / "demo.gguf"
-
 
 class _Server(uvicorn.Server):
-    """Says when it listens."""
-
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()

@@ -10,6 +10,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from tests.support.ggufs.writing import finish
+
 _WIDENED = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 _OURS = ("GGUF.", "general.architecture")  # keys that the writer writes itself
 
@@ -34,14 +36,10 @@ def inflate(source: Path, target: Path, n_ff: int) -> None:
             missing = n_ff - values.shape[axis]
             values = np.pad(values, [(0, missing) if i == axis else (0, 0) for i in (0, 1)])
         writer.add_tensor(tensor.name, values, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.bench.scenarios import SYLLABLES
+from tests.support.ggufs.vocabulary import byte_letters
+from tests.support.ggufs.writing import finish
 
 HEAD_DIM = 64
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -63,24 +65,13 @@ class Vocabulary:
     silent: list[int]  # ids that greedy decoding should never choose
 
 
-def byte_alphabet() -> list[str]:
-    """The printable stand-in of each byte (GPT-2's ``bytes_to_unicode``)."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    rest = [byte for byte in range(256) if byte not in printable]
-    stand_in = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(rest)}
-    return [stand_in[byte] for byte in range(256)]
-
-
 def make_vocabulary(size: int) -> Vocabulary:
     """Bytes, syllables, words of two and three syllables, then control tokens."""
     n_merged = size - 256 - len(CONTROL_TOKENS)
     pairs = _merges()
     merged = [next(pairs) for _ in range(n_merged)]
-    tokens = byte_alphabet() + [left + right for left, right in merged] + list(CONTROL_TOKENS)
+    letters = byte_letters()
+    tokens = [letters[byte] for byte in range(256)] + [left + right for left, right in merged] + list(CONTROL_TOKENS)
     silent = [*range(0x20), *range(0x7F, 0x100), *range(256 + n_merged, size)]
     return Vocabulary(tokens, [f"{left} {right}" for left, right in merged], silent)
 
@@ -103,10 +94,7 @@ def write_gguf(path: Path, shape: Shape, seed: int = 1) -> int:
     writer = gguf.GGUFWriter(path, "llama")
     _write_metadata(writer, shape, vocabulary)
     n_params = _add_tensors(writer, shape, vocabulary, np.random.default_rng(seed))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return n_params
 
 
@@ -175,7 +163,6 @@ def _add_tensors(writer: gguf.GGUFWriter, shape: Shape, vocabulary: Vocabulary, 
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description="Write a GGUF with random weights for benchmarks.")
     parser.add_argument("path", type=Path)
     parser.add_argument("--size", choices=sorted(SHAPES), default="135m")

@@ -48,7 +48,6 @@ def image(number: int, width: int = SIDE, height: int = SIDE, grain: int = 1) ->
 
 
 def run_media(session: ModelClient, setting: Setting) -> Figures:
-    """The scenario ``media``."""
     return asyncio.run(_media(replace(session, chat=True), setting))
 
 

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.real_server import ROOT, RealServer, llamapool
+from benchmarks.environment import DEMO
+from tests.support.real_server import RealServer, llamapool
 
 WORDS = ("river", "stone", "morning", "paper", "window", "garden", "letter", "number", "silver", "market", "doctor")
 DEADLINE_S = 300.0
@@ -47,9 +48,8 @@ def n_states(server: RealServer) -> int:
 
 
 def main() -> None:
-    """Each length in turn."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.moved_conversation", description=__doc__)
-    parser.add_argument("--model", type=Path, default=ROOT / "models" / "demo.gguf")
+    parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--place", help="a folder or an address; by default a new folder")
     parser.add_argument("--words", default="200,800")
     parser.add_argument("--rounds", type=int, default=3)

@@ -14,15 +14,11 @@ from benchmarks.resources import cpu_s, with_children
 CALM = 0.04
 """A share of all processors; what was measured beside more is measured again."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_IDLE = (
-    3,
-    4,
-)  # idle and iowait of /proc/stat's first line; the first eight fields are all there is, guests are in them
+_IDLE = (3, 4)
+"""idle and iowait of /proc/stat's first line. The first eight fields are all there is: guests are in them."""
 
 
 class Others:
-    """Begins to count when it is made."""
-
     def __init__(self, *servers: int) -> None:
         self._servers = servers
         self._began, self._before = time.monotonic(), self._taken_s()

@@ -317,7 +317,6 @@ def stale() -> list[Path]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description="Figures of the documentation, from the raw JSON.")
     parser.add_argument("results", type=Path, nargs="?", help="print the tables of this JSON of compare, write nothing")
     parser.add_argument("--before", type=Path, help="earlier results of compare")

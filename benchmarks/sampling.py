@@ -35,8 +35,6 @@ def default_chain(seed: int) -> NativeSampler:
 
 
 def median_ms(step: Callable[[], object], n_steps: int, n_rounds: int) -> float:
-    """Of a step."""
-
     def timed() -> float:
         began = time.perf_counter()
         step()
@@ -51,7 +49,6 @@ def _one_by_one(candidates: Candidates, wanted: Sequence[tuple[NativeSampler, Lo
 
 
 def main() -> None:
-    """Print a Markdown table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sampling", description=__doc__)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_000, 70_000, 152_000, 262_000])

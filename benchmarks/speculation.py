@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import ROOT
 from benchmarks.inflate_gguf import inflate
 from benchmarks.make_gguf import SHAPES, write_gguf
 from server.engine.engine import Engine
@@ -41,7 +42,6 @@ from server.llama.sampling.sampler import NativeSampler
 from server.pool.protocols import Weights
 from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
-ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "benchmarks" / "models"
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
 ASKED = ("Tell me a story about a {}.", "Tell me a long story about a {} and its friend.", "Write a story with a {}.")
@@ -127,7 +127,6 @@ def script(name: str, rng: random.Random, n_vocab: int, n_prompt: int, n_tokens:
 
 
 def real_prompt(weights: Weights, name: str, number: int) -> list[int]:
-    """What a real model is asked."""
     if name == "file":
         old, new, path = RENAMED[number % len(RENAMED)]
         source = (ROOT / path).read_text(encoding="utf-8")[:2400]
@@ -142,7 +141,6 @@ def real_prompt(weights: Weights, name: str, number: int) -> list[int]:
 
 
 def chat_prompt(weights: Weights, rng: random.Random) -> list[int]:
-    """A question to the demo model."""
     asked = rng.choice(ASKED).format(rng.choice(HEROES))
     text = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
     return weights.vocab.tokenize(text, add_special=True, parse_special=True)
@@ -265,7 +263,6 @@ def compare(scenario: Scenario, n_streams: int, chosen: argparse.Namespace) -> l
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenario", help="names, separated by commas")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])

@@ -7,7 +7,6 @@ process, and records the seconds and the resident memory that each adds. Linux o
 """
 
 import argparse
-import http.client
 import json
 import statistics
 import subprocess
@@ -26,7 +25,7 @@ from tests.support.real_server import RealServer, llamapool
 PARTS = (
     ("Python and its standard library", "asyncio, http.client, json, logging, multiprocessing, sqlite3, ssl, uuid"),
     ("numpy", "numpy"),
-    ("pydantic and pydantic-settings", "pydantic, pydantic_settings"),
+    ("pydantic", "pydantic"),
     ("fastapi, starlette, uvicorn", "fastapi, starlette, uvicorn, uvicorn.config"),
     ("prometheus-client, jinja2, yaml", "prometheus_client, jinja2, yaml"),
     ("llama.cpp's libraries", "llama_cpp"),
@@ -70,11 +69,7 @@ def measure(start: Callable[[], RealServer]) -> dict[str, float]:
 
 def complete(server: RealServer, n_tokens: int) -> None:
     """Request a completion of `n_tokens`. Raises `RuntimeError` unless the server generated them."""
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=60)
-    body = json.dumps({"prompt": "Once upon a time", "n_predict": n_tokens, "ignore_eos": True})
-    connection.request("POST", "/completion", body, {"Content-Type": "application/json"})
-    reply = json.loads(connection.getresponse().read())
-    connection.close()
+    reply = server.post("/completion", {"prompt": "Once upon a time", "n_predict": n_tokens, "ignore_eos": True})
     if reply.get("tokens_predicted") != n_tokens:
         raise RuntimeError(f"the completion has {reply.get('tokens_predicted')} tokens, expected {n_tokens}: {reply}")
 
@@ -108,7 +103,6 @@ def table(result: dict[str, Any]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description="Time and memory of a start.")
     parser.add_argument("--model", type=Path, required=True, help="a GGUF")
     parser.add_argument("--rounds", type=int, default=5)

@@ -18,20 +18,18 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-from benchmarks import environment
 from benchmarks.compare.__main__ import machine_of
 from benchmarks.compare.__main__ import parse as parse_machine
 from benchmarks.compare.units import ARMS, Unit, started
+from benchmarks.environment import DEMO, describe
 
 SERVERS = ("llamapool", "peer", "null")
 UNIT = Unit("wrk", (), servers=SERVERS)
 N_CONNECTIONS = 8
-DEMO = Path(__file__).parents[1] / "models" / "demo.gguf"
 SCRIPT = """
 local n = 0
 wrk.method = "POST"
@@ -161,13 +159,8 @@ def main() -> None:
     runs = list(measure(chosen, own.rounds, own.seconds))
     print(table(runs))
     if own.json is not None:
-        described: dict[str, Any] = {"environment": environment.describe("benchmarks.wrk")}
-        own.json.write_text(json.dumps(described | {"runs": [vars_of(run) for run in runs]}, indent=1) + "\n")
-
-
-def vars_of(run: Run) -> dict[str, Any]:
-    """Return a run's fields for JSON."""
-    return {name: getattr(run, name) for name in Run.__slots__}
+        found = {"environment": describe("benchmarks.wrk"), "runs": list(map(asdict, runs))}
+        own.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ import uvloop
 
 from benchmarks.budget.parts import NATIVE, REQUEST_PARTS, TOKEN_PARTS, Part, Threads
 from benchmarks.budget.waiters import N_TOKENS, N_WAITERS, measure
-from benchmarks.in_process import DEFAULT_MODEL, serving
+from benchmarks.environment import DEMO
+from benchmarks.in_process import serving
 from benchmarks.resources import cpu_of_children_s, cpu_of_threads_s
 
 _CLIENT = """
@@ -74,12 +75,10 @@ class Burst:
 
     @property
     def total(self) -> float:
-        """Of all threads and processes."""
         return sum(self.threads.values())
 
     @property
     def native(self) -> float:
-        """Of the library."""
         return sum(self.parts[part.name] for part in NATIVE)
 
 
@@ -111,7 +110,6 @@ def _cpu_s(client: int) -> dict[str, float]:
 
 
 def sums(work: Work, bare: Burst) -> dict[str, float]:
-    """What the goals are about."""
     if work.unit == "token":
         return {"us a token": 1e6 * (bare.threads["loop"] + bare.threads["step"] - bare.native) / work.n}
     return {"ms a request": 1e3 * (bare.total - bare.native) / work.n}
@@ -142,9 +140,8 @@ def table(work: Work, parts: Iterable[Part], bare: Burst, detailed: Burst) -> st
 
 
 def main() -> None:
-    """Print the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.budget", description=__doc__)
-    parser.add_argument("--model", type=Path, default=DEFAULT_MODEL)
+    parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=200, help="of each stream")
     parser.add_argument("--requests", type=int, default=100, help="of each client, one token each")

@@ -33,7 +33,6 @@ MODELS = Path(__file__).parents[1] / "models"
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description="Compare Llamapool with llama-server.")
     parser.add_argument("--model", type=Path, help="a GGUF; by default one with random weights is made")
     parser.add_argument("--size", choices=SHAPES, default="135m", help="of the one that is made (%(default)s)")
@@ -225,7 +224,6 @@ def _order(item: tuple[Kind, Path]) -> int:
 
 
 def main() -> None:
-    """Command line."""
     comparison = Comparison(parse())
     environment.write_bytecode()
     comparison.run()

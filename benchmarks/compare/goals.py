@@ -35,7 +35,6 @@ class Goal:
         return "met" if (middle >= self.limit if self.at_least else middle <= self.limit) else "not met"
 
     def wanted(self) -> str:
-        """In words."""
         bound = "at least" if self.at_least else "at most"
         return {
             "ratio": f"{bound} {self.limit:g} of llama-server's",

@@ -91,11 +91,9 @@ class Unit:
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """The names of all arms."""
         return (*self.servers, *self.also)
 
     def measured_by(self, arm: str) -> tuple[str, ...]:
-        """What that arm measures of it."""
         return self.names if arm in self.servers else self.also.get(arm, ())
 
 
@@ -197,8 +195,6 @@ def measure(
 
 
 class _Running:
-    """A server that is measured."""
-
     def __init__(self, server: RealServer, start_s: float, unit: Unit, machine: Machine) -> None:
         self._server, self._start_s, self._once = server, start_s, unit.once
         self._session = ModelClient(Target(server.host, server.port), "bench", limit_s=LIMIT_S)
@@ -228,7 +224,6 @@ def _inside(machine: Machine) -> Measured:
 
 
 def named_scenario(name: str) -> Scenario:
-    """Of the bench."""
     wanted = name.removeprefix("real-").removesuffix("-yielding")
     return next(scenario for scenario in SCENARIOS if scenario.name == wanted)
 

@@ -96,7 +96,6 @@ def metrics(task: str, answered: list[tuple[dict[str, Any], list[Scored]]]) -> d
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path)

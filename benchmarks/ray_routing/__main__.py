@@ -97,7 +97,6 @@ def measure(cluster: RayCluster, router: str, arguments: argparse.Namespace) -> 
 
 
 def figures(router: str, turns: Sequence[StreamParser]) -> dict[str, float | int | str]:
-    """What is reported."""
     n_prompt = sum(turn.n_prompt for turn in turns)
     later = [turn for turn in turns if turn.nth]
     replicas = [turn.replica for turn in turns]

@@ -144,8 +144,6 @@ class Verdict:
 
 
 class Fuzzer:
-    """Judges one seed."""
-
     def __init__(self, files: list[Path]) -> None:
         self._files = files
         self._vocab = BenchVocab(4000)
@@ -234,7 +232,6 @@ def _damaged(instance: Json, chance: Random) -> Json:
 
 
 def main() -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(description="Mutated MaskBench schemas through the server's constraints.")
     parser.add_argument("--data", type=Path, required=True, help="the suite's folder of JSON files")
     parser.add_argument("--seconds", type=float, default=3600.0)

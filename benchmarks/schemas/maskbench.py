@@ -64,7 +64,6 @@ class Judged:
     mask_us: "array[int]" = field(default_factory=lambda: array("I"))
 
     def note(self, verdict: str, why: str) -> None:
-        """Keep the gravest verdict."""
         if VERDICTS.index(verdict) > VERDICTS.index(self.verdict):
             self.verdict, self.why = verdict, why
 
@@ -149,7 +148,6 @@ class Report:
         self._compile_us: list[int] = []
 
     def add(self, outcome: Outcome[Path, Judged]) -> Row:
-        """Take one schema's outcome."""
         judged = outcome.result or Judged(KILLED, outcome.died, compile_cpu_s=outcome.cpu_s)
         row = Row(judged.verdict, judged.why, round(judged.compile_cpu_s, 2), round(outcome.mb))
         self.rows[outcome.item.stem] = row
@@ -159,7 +157,6 @@ class Report:
         return row
 
     def counts(self) -> dict[str, int]:
-        """Schemas by verdict."""
         found = Counter(row.verdict for row in self.rows.values())
         return {verdict: found[verdict] for verdict in VERDICTS}
 
@@ -258,7 +255,6 @@ def _cpu() -> str:
 
 
 def main() -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(description="MaskBench through the server's own constraints.")
     parser.add_argument("--data", type=Path, required=True, help="the suite's folder of JSON files")
     parser.add_argument("--model", type=Path, required=True, help="a GGUF; only its vocabulary is read")

@@ -74,7 +74,6 @@ def keyword(refused: str) -> str:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description="The official JSON Schema test suite against the compiler.")
     parser.add_argument("--optional", action="store_true", help="the optional tests, too")
     optional = parser.parse_args().optional

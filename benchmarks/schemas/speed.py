@@ -82,7 +82,6 @@ def measure(servers: Mapping[str, RealServer], rounds: int, n_tokens: int) -> Fi
 
 
 def report(found: Figures) -> str:
-    """A Markdown table of medians."""
     lines = [
         "| schema | clock | Llamapool, µs a token | llama-server, µs a token | ratio |",
         "|---|---|--:|--:|--:|",
@@ -96,7 +95,6 @@ def report(found: Figures) -> str:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description="The cost of a JSON Schema per token, beside llama-server.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)

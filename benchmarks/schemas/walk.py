@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.make_gguf import CONTROL_TOKENS, byte_alphabet, make_vocabulary
+from benchmarks.make_gguf import CONTROL_TOKENS, make_vocabulary
 from benchmarks.schemas.examples import examples
 from server.structured.grammar.matcher import MatcherConstraint
 from tests.support.fakes import FakeVocab
+from tests.support.ggufs.vocabulary import byte_letters
 
 N_VOCAB = 151_936  # as Qwen 2.5 and 3
 CLOSERS = tuple(b"}],")  # outside of a string; a comma where something is still required
@@ -28,7 +29,7 @@ class BenchVocab(FakeVocab):
 
     def __init__(self, n_tokens: int = N_VOCAB) -> None:
         super().__init__()
-        raw = {stand_in: bytes([byte]) for byte, stand_in in enumerate(byte_alphabet())}
+        raw = {letter: bytes([byte]) for byte, letter in byte_letters().items()}
         made = make_vocabulary(n_tokens)
         self.pieces = [b"".join(raw[char] for char in token) for token in made.tokens[: -len(CONTROL_TOKENS)]]
         self.n_tokens = n_tokens
@@ -36,7 +37,6 @@ class BenchVocab(FakeVocab):
         self.eog = frozenset({self.eos})
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
-        """Its bytes."""
         if token < len(self.pieces):
             return self.pieces[token]
         return CONTROL_TOKENS[token - len(self.pieces)].encode() if special else b""

@@ -11,7 +11,6 @@ from benchmarks.simulation.run import PEOPLE, Seen, Simulation
 
 
 def policies(n_slots: int) -> dict[str, Policy]:
-    """By the names of the command line."""
     return {
         "batches": WHOLE_BATCHES,
         "local": SLOT_LOCAL,

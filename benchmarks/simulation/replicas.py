@@ -30,7 +30,6 @@ Router = Callable[[Seq[int], Seq[int]], int]
 
 
 def routers(n_slots: int, seed: int) -> dict[str, Router]:
-    """By the names of the command line."""
     draw, placement = random.Random(seed), Placement()
 
     def least(_prompt: Seq[int], n_requests: Seq[int]) -> int:
@@ -100,7 +99,6 @@ class Fleet:
 
 
 def main() -> None:
-    """Every router, one after the other."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulation.replicas", description=__doc__)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--slots", type=int, default=64, help="of each")

@@ -155,7 +155,6 @@ class Simulation:
         self.machine.now = self._step_ended = max(self.machine.now, at)
 
     def step(self) -> None:
-        """The next one."""
         scheduler, cells, clock = self.scheduler, self.cells, self.machine
         for worker in self._workers:
             worker.settle()

@@ -69,7 +69,6 @@ class Trace:
         return [self._at] * n
 
     def session(self) -> Session:
-        """A new one."""
         draw = random.Random(f"{self._seed} {self._n_sessions}")
         self._n_sessions += 1
         kind = draw.choices(KINDS, [k.share for k in KINDS])[0]

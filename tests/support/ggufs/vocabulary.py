@@ -101,7 +101,7 @@ def _write_tokens(
 
 @cache
 def _byte_pairs(n_merges: int) -> tuple[list[str], list[tuple[str, str]]]:
-    letter = _byte_letters()
+    letter = byte_letters()
     words = Counter(tuple(letter[b] for b in (" " + word).encode()) for word in CORPUS.split())
     merges: list[tuple[str, str]] = []
     while len(merges) < n_merges:
@@ -127,7 +127,7 @@ def _merged(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _byte_letters() -> dict[int, str]:
+def byte_letters() -> dict[int, str]:
     """GPT-2's printable letter for each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {b: chr(b) for b in printable}
