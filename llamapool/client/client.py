@@ -62,7 +62,7 @@ class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
         return client
 
     def _use(self, transport: Transport) -> None:
-        self._transport = transport
+        super().__init__(transport)
         self.chat = ChatCompletionsAPI(transport)
         self.completions = CompletionsClientAPI(transport)
         self.messages = MessagesClientAPI(transport)

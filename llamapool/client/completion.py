@@ -5,15 +5,13 @@ from typing import Any, Literal, Unpack, overload
 from llamapool.client.completion_replies import CompletionResponse
 from llamapool.client.fields import CompletionFields, Extra, InfillFields
 from llamapool.client.stream import EventStream
-from llamapool.client.transport import Transport, body_of
+from llamapool.client.transport import EndpointFamily, body_of
 
 Prompt = str | list[str | int] | list[str] | list[int]
 
 
-class CompletionCalls:
+class CompletionCalls(EndpointFamily):
     """Native completions. All raise `LlamaCppError`."""
-
-    _transport: Transport
 
     @overload
     def complete(

@@ -1,7 +1,7 @@
 """``/v1/embeddings``, ``/embedding`` and ``/v1/rerank``."""
 
 from llamapool.client.replies import EmbeddingsResponse, RerankResponse, vectors
-from llamapool.client.transport import EndpointFamily, Transport, body_of
+from llamapool.client.transport import EndpointFamily, body_of
 
 
 class EmbeddingsClientAPI(EndpointFamily):
@@ -21,10 +21,8 @@ class EmbeddingsClientAPI(EndpointFamily):
         return EmbeddingsResponse.from_reply(self._transport.post_object("/v1/embeddings", body_of(locals())))
 
 
-class EmbeddingCalls:
+class EmbeddingCalls(EndpointFamily):
     """llama-server's own. All raise `LlamaCppError`."""
-
-    _transport: Transport
 
     def embed(self, content: str | list[str], embd_normalize: int = 2) -> list[list[float]]:
         """Return an embedding for each text or, without pooling, one for each token of each text.

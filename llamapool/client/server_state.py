@@ -5,13 +5,11 @@ from typing import Any
 
 from llamapool.client.errors import ApiError, ServerUnreachable
 from llamapool.client.replies import HealthStatus
-from llamapool.client.transport import Transport, as_object
+from llamapool.client.transport import EndpointFamily, as_object
 
 
-class ServerCalls:
+class ServerCalls(EndpointFamily):
     """The server itself. All but `is_ready` and `wait_until_ready` raise `LlamaCppError`."""
-
-    _transport: Transport
 
     def health(self) -> HealthStatus:
         """Return the server's status. Raises `ServerUnreachable` if it does not answer."""

@@ -4,13 +4,11 @@ from typing import Any
 
 from llamapool.client.errors import UnexpectedReply
 from llamapool.client.replies import TokenizeResponse
-from llamapool.client.transport import Transport, as_object, body_of, required
+from llamapool.client.transport import EndpointFamily, as_object, body_of, required
 
 
-class TextCalls:
+class TextCalls(EndpointFamily):
     """Text to tokens and back. All raise `LlamaCppError`."""
-
-    _transport: Transport
 
     def tokenize(
         self, content: str, add_special: bool = False, parse_special: bool = True, with_pieces: bool = False

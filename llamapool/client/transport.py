@@ -103,7 +103,7 @@ class Transport:
 
 
 class EndpointFamily:
-    """Some of a server's endpoints, as an attribute of the client."""
+    """Some of a server's endpoints: an attribute of the client, or a base of it."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
