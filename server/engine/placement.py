@@ -256,7 +256,6 @@ class Placer:
         return priorities
 
     def checkpoint_positions(self, placement: Placement) -> tuple[int, ...]:
-        """Return where to create checkpoints during the prefill of `placement`."""
         if self.info.can_cut or not self.params.ctx_checkpoints:
             return ()
         target, media, slot = placement.sequence.target, placement.sequence.media, placement.slot

@@ -57,7 +57,6 @@ class TokenCounters:
         return self._counts.get(client, self._now)
 
     def serve(self, client: str, n: float) -> None:
-        """Add `n` weighted tokens."""
         with self._lock:
             self._counts[client] = self._counts.get(client, self._now) + n
 

@@ -140,7 +140,6 @@ class TokenRun(BatchEntry):
 
     @property
     def draft_tokens(self) -> Seq[int]:
-        """The draft tokens after its first token."""
         return self.tokens[1:] if self.n_outputs > 1 and not self.scored else []
 
     def next_output(self, first: int) -> int:
@@ -184,7 +183,6 @@ class Scheduler:
         return sum([slot.sequence is not None for slot in self.slots])
 
     def enqueue(self, sequence: Sequence) -> None:
-        """Queue a new choice for a slot."""
         client = sequence.request.client
         self._counters.asks(client, again=not self.waiting.has(client))
         self.waiting.append(sequence)

@@ -113,7 +113,6 @@ class Snapshots:
     # ---- the step thread
 
     def step(self, runs: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
-        """Record that `runs` were decoded."""
         self._n_steps += 1
         n_drafted = sum([len(run.draft_tokens) for run in runs])
         n_decode = sum([len(run.tokens) for run in runs]) - n_prompt - n_drafted
@@ -147,7 +146,6 @@ class Snapshots:
         return self._shared
 
     def slots(self, n_ctx: int, spec_type: str) -> Iterator[SlotSnapshot]:
-        """Iterate over copies of what the slots do now."""
         for slot in self._scheduler.slots.copy():
             running, n_tokens = slot.sequence, len(slot.tokens)
             s = running or slot.last

@@ -91,7 +91,7 @@ class DiskCache:
         self._writing: list[CacheEntry] = []
         self._following = threading.Thread(target=self._follow, name="llamapool-disk-follow", daemon=True)
         self.n_dropped = 0  # damaged files
-        self.ready = self._writer.submit(self._begin)  # the index was loaded
+        self.ready = self._writer.submit(self._load_index)
 
     def wants(self, one: CachedPrefix) -> bool:
         """Return whether `one` is long enough, and neither on disk nor being written."""
@@ -165,8 +165,7 @@ class DiskCache:
 
     # ---- the threads of files
 
-    def _begin(self) -> None:
-        """Load the index."""
+    def _load_index(self) -> None:
         try:
             self._take_up(self._files.index(), ())
             self._following.start()

@@ -205,10 +205,10 @@ class Cells:
                 continue
             if entry.pinned_until == inf:
                 entry.n_exact = 0
-            elif entry in ram:
-                ram.remove(entry)
-            elif disk is not None:
+            elif disk is not None and entry.name:
                 disk.drop(entry)
+            else:
+                ram.remove(entry)
 
     def start_reading(self) -> None:
         """Start disk reads for the first waiting sequences, except those whose `id_slot` is busy. A sequence waits for
@@ -280,7 +280,6 @@ class Cells:
         return n
 
     def clear_idle(self, wanted: Callable[[Slot], bool]) -> None:
-        """Clear the `wanted` ones of the idle slots."""
         for slot in self._scheduler.slots:
             if slot.idle and wanted(slot):
                 self.clear(slot)
@@ -389,7 +388,6 @@ class Cells:
             slot.floor = n_up_to(slot.media, self._runner.seq_floor(slot.id))
 
     def decoded(self, runs: list[TokenRun]) -> None:
-        """Create the checkpoints that are due after `runs` were decoded."""
         if self._can_cut:
             return
         for run in runs:
@@ -619,7 +617,6 @@ class Cells:
             self.evict(first_to_evict(cached), now)
 
     def _record_contents(self, slot: Slot, contents: CachedPrefix) -> None:
-        """Record that the cells of `slot` have these `contents` now."""
         slot.tokens, slot.media, slot.n_exact = list(contents.tokens), contents.media, contents.n_exact
         slot.checkpoints = contents.checkpoints
         if not self._scheduler.ram.make_room(0, slot.last_used):

@@ -46,7 +46,6 @@ def added(checkpoints: Checkpoints, n_tokens: int, state: bytes, most: int, most
 
 
 def n_bytes_of(checkpoints: Checkpoints) -> int:
-    """Return the bytes of the states of `checkpoints`."""
     return sum(map(len, checkpoints.values()))
 
 
@@ -234,12 +233,10 @@ class Fetch:
     wait_until: float = 0.0
 
     def pending(self, now: float) -> bool:
-        """Return whether the sequence waits for it."""
         return self.future is None or (now < self.wait_until and not self.future.done())
 
     @property
     def found(self) -> CacheEntry | None:
-        """The state, once it was read."""
         if self.future is None or not self.future.done() or self.future.cancelled():
             return None
         return self.future.result()
@@ -280,7 +277,6 @@ class CacheTier:
 
     @property
     def size(self) -> int:
-        """Bytes of the entries."""
         return sum([entry.size for entry in self])
 
     @property
@@ -405,7 +401,6 @@ class CacheTier:
             self.n_hits += 1
 
     def remove(self, entry: CacheEntry) -> None:
-        """Remove `entry` if present."""
         with self._lock:
             self._entries.pop(id(entry), None)
 
