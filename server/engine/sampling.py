@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from server.engine.cache.kv_store import Cells
 from server.engine.media import text_of
@@ -40,14 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Proposal:
-    """A sampled token and whether the constraint allows it; if not, the ``mask``, if it was computed with others."""
-
-    token: int
-    probs: TokenLogprob | None  # after sampling, if requested
-    allowed: bool
-    mask: memoryview | None = None
+Proposal: TypeAlias = tuple[int, TokenLogprob | None, bool]
+"""A sampled token, its probabilities after sampling if requested, and whether the constraint allows it."""
 
 
 class Constrained:
@@ -56,7 +50,8 @@ class Constrained:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._masks: Masks | None = None
-        self._proposals: dict[int, Proposal] = {}  # by output
+        self._proposals: dict[int, Proposal] = {}  # of this decode, by output
+        self._computed: dict[int, memoryview] = {}  # masks that were computed together, by output
 
     def propose(self, rows: list[tuple[int, TokenRun]]) -> None:
         """Sample the next token of every constrained sequence, and compute the masks of rejected ones in parallel.
@@ -64,17 +59,20 @@ class Constrained:
         `rows`: as `NextTokens.take`. A single sequence is left to `sample`.
         """
         self._proposals.clear()
+        self._computed.clear()
         wanted: list[tuple[int, Sequence, Constraint]] = []
         for output, run in rows:
             sequence = run.sequence
             if sequence.constraint is not None and sequence.phase is Phase.DECODE and sequence.request.max_tokens:
                 wanted.append((run.next_output(output), sequence, sequence.constraint))
-        refused = []
+        refused = {}
         for output, sequence, constraint in wanted if len(wanted) > 1 else ():
             with suppress(Exception):  # `sample` tries again
-                made = self._proposals[output] = self._proposed(output, sequence, constraint)
-                if not made.allowed and (masked_by := constraint.masked_by()) is not None:
-                    refused.append((made, masked_by))
+                token, probs = self._draw(output, sequence)
+                allowed = constraint.allows(token)
+                self._proposals[output] = token, probs, allowed
+                if not allowed and (masked_by := constraint.masked_by()) is not None:
+                    refused[output] = masked_by
         if len(refused) > 1:
             self._mask_together(refused)
 
@@ -82,43 +80,40 @@ class Constrained:
         """Return the next token, with its probabilities after sampling if requested."""
         constraint = sequence.constraint
         assert constraint is not None
-        made = self._proposals.pop(output, None) or self._proposed(output, sequence, constraint)
-        token, probs = made.token, made.probs
-        if not made.allowed:
-            if made.mask is None:
+        if (made := self._proposals.get(output)) is not None:
+            token, probs, allowed = made
+        else:
+            token, probs = self._draw(output, sequence)
+            allowed = constraint.allows(token)
+        if not allowed:
+            if (mask := self._computed.get(output)) is None:
                 constraint.allows(token)  # a mask may depend on the last rejected token, and `_mask` asks about others
-            token, probs = propose(self._runner, output, sequence, made.mask or constraint.mask())
+            token, probs = self._draw(output, sequence, mask or constraint.mask())
         self._runner.accept(sequence.sampler, token)
         constraint.accept(token)
         return token, probs
 
-    def _proposed(self, output: int, sequence: Sequence, constraint: Constraint) -> Proposal:
-        token, probs = propose(self._runner, output, sequence)
-        return Proposal(token, probs, constraint.allows(token))
+    def _draw(self, output: int, sequence: Sequence, mask: Mask | None = None) -> tuple[int, TokenLogprob | None]:
+        """Sample without accepting; also return the probabilities after sampling if requested."""
+        request = sequence.request
+        if not (request.want_logprobs and request.post_sampling_probs):
+            return self._runner.propose(output, sequence.sampler, mask), None
+        probs = self._runner.propose_probs(output, sequence.sampler, request.n_probs, mask)
+        return probs.id, probs
 
-    def _mask_together(self, refused: "list[tuple[Proposal, MatcherConstraint]]") -> None:
+    def _mask_together(self, refused: "dict[int, MatcherConstraint]") -> None:
         try:
             if self._masks is None:
                 from server.structured.grammar.matcher import Masks
 
                 self._masks = Masks()
-            masks = self._masks.compute([masked_by for _, masked_by in refused])
+            masks = self._masks.compute(list(refused.values()))
         except Exception as error:  # noqa: BLE001 - each sequence computes its own mask later: only the faulty one fails
             log.error("%d masks could not be computed together, each is by itself: %r", len(refused), error)
             return
-        for (made, _), mask in zip(refused, masks, strict=True):
-            made.mask = None if isinstance(mask, Exception) else mask  # `sample` raises the error
-
-
-def propose(
-    runner: Runner, output: int, sequence: Sequence, mask: Mask | None = None
-) -> tuple[int, TokenLogprob | None]:
-    """Sample without accepting; also return the probabilities after sampling if requested."""
-    request = sequence.request
-    if not (request.want_logprobs and request.post_sampling_probs):
-        return runner.propose(output, sequence.sampler, mask), None
-    probs = runner.propose_probs(output, sequence.sampler, request.n_probs, mask)
-    return probs.id, probs
+        for output, mask in zip(refused, masks, strict=True):
+            if not isinstance(mask, Exception):  # `sample` raises the error
+                self._computed[output] = mask
 
 
 MASK_LOOKS_AT = 200
@@ -240,7 +235,7 @@ class NextTokens:
             self._stats.inter_token.observe(now - sequence.last_token_at)
         sequence.last_token_at, sequence.n_faults = now, 0
         sequence.output.append(token)
-        if sequence.draft_state is not None:
+        if self._speculation is not None:
             sequence.draft_state.add(token)
         self._stats.predicted_tokens += 1
         special = self._params.special  # control tokens are rendered
@@ -291,8 +286,8 @@ class NextTokens:
                 mask = self._mask(output, sequence.constraint, request.n_forbidden)
             token, after = self._constrained.sample(output, sequence)
         elif request.want_logprobs and request.post_sampling_probs:
-            token, after = propose(runner, output, sequence)
-            runner.accept(sampler, token)
+            after = runner.propose_probs(output, sampler, request.n_probs)
+            runner.accept(sampler, token := after.id)
         else:
             drawn = self._drawn.get(output)
             if isinstance(drawn, Exception):
@@ -395,9 +390,8 @@ def _needs_no_logits(sequence: Sequence) -> bool:
     """Return whether only a token is needed of its outputs. Adapters may produce non-finite logits, which are detected
     by reading them.
     """
-    request, draft_tokens = sequence.request, sequence.draft_state
+    request, by_chance = sequence.request, sequence.draft_state.dice is not None
     asked = request.want_logprobs or request.prompt_logprobs or sequence.constraint is not None
-    by_chance = draft_tokens is not None and draft_tokens.dice is not None
     return request.sampling.backend_sampling and not (asked or by_chance or sequence.quarantined_until)
 
 

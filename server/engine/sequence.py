@@ -72,7 +72,7 @@ class Sequence:
     sampler: Sampler | None = None
     constraint: Constraint | None = None
     base_output: int = 0
-    draft_state: DraftState | None = None
+    draft_state: DraftState = field(default_factory=DraftState)
     n_rolled_back: int = 0  # tokens before its newest one that a rollback removed, too: they are decoded again
     n_draft: int = 0
     n_draft_accepted: int = 0

@@ -265,7 +265,7 @@ class Requests:
         if sequence.sampler is not None:
             sequence.sampler.close()
             sequence.sampler = None
-        sequence.draft_state = None  # drop the index of the text; the slot still refers to its last sequence
+        sequence.draft_state.lookup = None  # the slot still refers to its last sequence
         ticket = sequence.ticket
         if all(choice.phase is Phase.ENDED for choice in ticket.choices):
             self._close(ticket)

@@ -138,7 +138,7 @@ class DraftState:
     sampled yet, next one last. Text drafts that were not verified count, too: their rate is measured at no cost.
     """
 
-    most: int
+    most: int = 0
     lookup: Lookup | None = None
     most_drafted: int = 0
     least_drafted: int = 0

@@ -92,9 +92,8 @@ class DraftModel:
     def _extend(self, draft: list[int], output: int, sequence: Sequence) -> bool:
         """Append the most probable token to `draft`. Return False if it ends the text or is too improbable."""
         token, p = self._runner.best(output)
-        state = sequence.draft_state
         is_end = token in self._ends and not sequence.request.sampling.ignore_eos
-        if is_end or state is None or p < state.p_min:
+        if is_end or p < sequence.draft_state.p_min:
             return False
         draft.append(token)
         return True

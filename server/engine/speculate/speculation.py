@@ -14,7 +14,7 @@ from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import GPU_TOKEN_COST, MODEL_RATE, TOKEN_COST, DraftState, StepCost, draft_length
+from server.engine.speculate.cost import GPU_TOKEN_COST, MODEL_RATE, TOKEN_COST, StepCost, draft_length
 from server.engine.speculate.draft_model import MIN_CHUNK, DraftModel
 from server.engine.speculate.lookup import Lookup
 
@@ -66,7 +66,8 @@ class Speculation:
         most = self._info.n_draft_max if request.spec_n_max < 0 else min(request.spec_n_max, self._info.n_draft_max)
         if 0 <= request.max_tokens < _MIN_REPLY:
             most = 0
-        sequence.draft_state = state = DraftState(most)
+        state = sequence.draft_state
+        state.most = most
         if params.looks_up and most:
             n_more = _INDEXED_REPLY if request.max_tokens < 0 else min(request.max_tokens, _INDEXED_REPLY)
             state.lookup = Lookup(text_of(request.prompt, request.media), *params.spec_ngram, n_more)
@@ -102,15 +103,15 @@ class Speculation:
             name = "n-gram speculation" if model is None else model.name
             log.warning("%s failed; the current requests continue without it", name, exc_info=error)
         for sequence in generating:
-            _state(sequence).most_drafted = 0
+            sequence.draft_state.most_drafted = 0
             if model is None:
-                _state(sequence).lookup = None
+                sequence.draft_state.lookup = None
         if model is not None:
             model.forget(generating)
 
     def _look_up(self, sequence: Sequence) -> list[int]:
         """Return a draft from the text, whose tokens are compared with sampled ones also if it is not verified."""
-        state = _state(sequence)
+        state = sequence.draft_state
         return state.look_up(0 if sequence.n_rolled_back else self._most(sequence, state.most))
 
     def _chosen(self, texts: Mapping[Sequence, list[int]], room: int) -> dict[Sequence, list[int]]:
@@ -122,9 +123,9 @@ class Speculation:
         offers = []  # acceptance rate, longest draft, sequence
         for sequence, text in texts.items():
             if sequence in by_model:
-                offers.append((_state(sequence).draft_acceptance, by_model[sequence], sequence))
+                offers.append((sequence.draft_state.draft_acceptance, by_model[sequence], sequence))
             elif text and not synthetic:
-                offers.append((_state(sequence).acceptance, len(text), sequence))
+                offers.append((sequence.draft_state.acceptance, len(text), sequence))
         if not offers:
             return {}
         offers.sort(key=itemgetter(0), reverse=True)
@@ -141,12 +142,12 @@ class Speculation:
             if sequence not in by_model:
                 drafts[sequence] = texts[sequence][:length]
             elif length:
-                wanted[sequence] = min(most, max(length, _state(sequence).least_drafted), room // count)
+                wanted[sequence] = min(most, max(length, sequence.draft_state.least_drafted), room // count)
         if wanted and self._model is not None:
             for sequence, draft in self._model.draft(wanted).items():
-                if synthetic or len(draft) >= _state(sequence).least_drafted:
+                if synthetic or len(draft) >= sequence.draft_state.least_drafted:
                     drafts[sequence] = draft
-                    _state(sequence).drafted = draft[::-1]
+                    sequence.draft_state.drafted = draft[::-1]
         return drafts
 
     def _by_model(self, model: DraftModel, texts: Mapping[Sequence, list[int]]) -> dict[Sequence, int]:
@@ -156,7 +157,7 @@ class Speculation:
         is_synthetic = bool(self._params.spec_synth)
         wanted: dict[Sequence, int] = {}
         for sequence, text in texts.items():
-            state = _state(sequence)
+            state = sequence.draft_state
             most = 0 if sequence.n_rolled_back else self._most(sequence, state.most_drafted)
             most = min(most, model.n_ctx_seq - sequence.n_computed - 2)
             if most >= max(state.least_drafted, 1) and (
@@ -175,8 +176,8 @@ class Speculation:
         """
         base_s, request, n_out = self._cost.of(n), sequence.request, len(sequence.output)
         token_s = model.token_s or _PREFILL_COST * _DRAFT_COST * base_s / n
-        most = self._most(sequence, _state(sequence).most_drafted)
-        rates, draft_s = [_state(sequence).draft_acceptance] * n_wanted, self._draft_s(base_s)
+        most = self._most(sequence, sequence.draft_state.most_drafted)
+        rates, draft_s = [sequence.draft_state.draft_acceptance] * n_wanted, self._draft_s(base_s)
         _, _, gain = draft_length(rates, n, self._step_s(n), most, n_wanted * most, draft_s)
         gain = max(gain, _UNTRIED_GAIN * n_wanted if self._is_untried else 0.0)
         left = max(_REPLY_TOKENS - n_out, _REPLY_TOKENS // 4)
@@ -211,7 +212,7 @@ class Speculation:
 
     def takes(self, sequence: Sequence, n: int) -> bool | None:
         """Return whether the `n`-th draft token is accepted in a synthetic benchmark; None = sampling decides."""
-        dice, chances = _state(sequence).dice, self._params.spec_synth
+        dice, chances = sequence.draft_state.dice, self._params.spec_synth
         return None if dice is None else n < len(chances) and dice.random() < chances[n]
 
     def no_room(self) -> None:
@@ -222,8 +223,3 @@ class Speculation:
         """Record that a step with `runs`, of which `n_prompt` tokens were prefill, took `seconds`."""
         if not n_prompt:
             self._cost.observe(sum([len(e.tokens) for e in runs]), seconds)
-
-
-def _state(sequence: Sequence) -> DraftState:
-    assert sequence.draft_state is not None
-    return sequence.draft_state

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -110,42 +111,34 @@ def test_a_guess_follows_an_earlier_occurrence(tokens: list[int], size: int, par
     assert not guess or tokens[-size:] + guess in joined
 
 
-async def answer(rates: tuple[float, ...], *wanted: Request) -> list[tuple[str, Timings]]:
-    machine = Machine()
-    params = {"spec_type": "draft-simple", "spec_draft_max": len(rates), "spec_synth": rates}
-    async with engine_over(drafted(machine, wrong=10), clock=machine, **params) as engine:
-        replies = [(await run(engine, each))[0] for each in wanted]
-    return [(reply.text, reply.finished[0].timings) for reply in replies]
-
-
-async def test_what_is_always_taken_is_the_drafts_and_not_the_models() -> None:
-    wanted = replace(request("hello", max_tokens=40), sampling=SamplingParams(temperature=0, ignore_eos=True))
-    ((text, timings),) = await answer((1.0,) * 4, wanted)
-    assert timings.draft_n_accepted == timings.draft_n > 20
-    assert text != alone(wanted)
-    assert timings.predicted_n == 40
-
-
-async def test_the_same_seed_takes_the_same_guesses() -> None:
-    sampling = SamplingParams(temperature=0, seed=7, ignore_eos=True)
-    wanted = replace(request("hello", max_tokens=60), sampling=sampling)
-    first, again = await answer((0.75, 0.7, 0.5), wanted, replace(wanted, id="again"))
-    assert (first[1].draft_n, first[1].draft_n_accepted) == (again[1].draft_n, again[1].draft_n_accepted)
-    assert 0 < first[1].draft_n_accepted < first[1].draft_n
-
-
 @pytest.fixture
 def machine() -> Machine:
     return Machine()
 
 
-async def answers(machine: Machine, runner: FakeRunner, *wanted: Request) -> list[Reply]:
-    async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
+async def answers(machine: Machine, runner: FakeRunner, *wanted: Request, **params: Any) -> list[Reply]:
+    async with engine_over(runner, clock=machine, spec_type="draft-simple", **params) as engine:
         return await run(engine, *wanted)
 
 
 def timings(reply: Reply) -> Timings:
     return reply.finished[0].timings
+
+
+async def test_what_is_always_taken_is_the_drafts_and_not_the_models(machine: Machine) -> None:
+    wanted = request("hello", max_tokens=40, sampling=SamplingParams(temperature=0, ignore_eos=True))
+    (reply,) = await answers(machine, drafted(machine, wrong=10), wanted, spec_synth=(1.0,) * 4)
+    assert timings(reply).draft_n_accepted == timings(reply).draft_n > 20
+    assert reply.text != alone(wanted)
+    assert timings(reply).predicted_n == 40
+
+
+async def test_the_same_seed_takes_the_same_guesses(machine: Machine) -> None:
+    wanted = request("hello", max_tokens=60, sampling=SamplingParams(temperature=0, seed=7, ignore_eos=True))
+    rates = 0.75, 0.7, 0.5
+    first, again = await answers(machine, drafted(machine, wrong=10), wanted, replace(wanted), spec_synth=rates)
+    assert (timings(first).draft_n, first.text) == (timings(again).draft_n, again.text)
+    assert 0 < timings(first).draft_n_accepted < timings(first).draft_n
 
 
 async def test_a_draft_model_that_is_never_right_is_left_alone(machine: Machine) -> None:
