@@ -102,10 +102,10 @@ class LlamaLoader:
             native.n_users += 1
         try:
             with native.making:  # waits while another thread loads it
-                if native.pointer is None:
+                if not native.pointer:
                     native.pointer = _open(spec.id, files, spec.native, progress)
             if spec.draft is not None and generates(files.header, spec.native):
-                draft = _draft(spec.id, spec.draft, spec.native, native.loaded, progress)
+                draft = _draft(spec.id, spec.draft, spec.native, native.pointer, progress)
             return LlamaWeights(native, partial(self._release, key), spec, draft, media)
         except BaseException:
             if draft is not None:
@@ -121,7 +121,7 @@ class LlamaLoader:
             if native.n_users:
                 return
             del self._models[key]
-        if native.pointer is not None:
+        if native.pointer:
             C.llama_model_free(native.pointer)
 
     def least(self, spec: ModelSpec) -> Footprint:

@@ -77,7 +77,7 @@ class LoadedAdapters:
         )
         _read_ahead(path)
         with self._native.paused(), collect_errors() as errors:
-            pointer = C.llama_adapter_lora_init(self._native.loaded, os.fsencode(path))
+            pointer = C.llama_adapter_lora_init(self._native.pointer, os.fsencode(path))
         if not pointer:
             raise ModelFailed(self._name, f"{path}: {reason(errors, 'the library gave no reason')}")
         self._loaded = {**self._loaded, wanted.id: (adapter, pointer)}  # other threads iterate over the old one

@@ -118,7 +118,7 @@ class LlamaWeights:
         projector: Projector | None = None,
     ) -> None:
         """`release` is called at the end. `projector`: another load's, which outlives this one's contexts."""
-        model, files = native.loaded, native.files
+        model, files = native.pointer, native.files
         if C.llama_model_has_encoder(model) and C.llama_model_has_decoder(model):
             reason = "the model is an encoder and a decoder: such can't be served (nor can they by llama-server)"
             raise ModelFailed(spec.id, reason)
@@ -171,7 +171,7 @@ class LlamaWeights:
         """Return a new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
         native, spec = self._open(), self._spec
         with native.making:
-            model = native.loaded
+            model = native.pointer
             params = generator_params(model, spec)
             samples = spec.engine.backend_sampling
             with largest_chains(model, params, wanted=samples):
@@ -259,7 +259,7 @@ class LlamaWeights:
         """Return a context that embeds, like `runner`."""
         native = self._open()
         with native.making:
-            model, spec = native.loaded, self._spec
+            model, spec = native.pointer, self._spec
             params = embedding_params(model, spec.id, native.files.header, spec.native)
             context = new_context(model, params, spec.id, "no context that embeds")
             try:

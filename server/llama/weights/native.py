@@ -20,16 +20,10 @@ class NativeModel:
 
     def __init__(self, files: ModelFiles) -> None:
         self.files = files
-        self.pointer: int | None = None  # not loaded yet
+        self.pointer = 0  # the library's; 0: not loaded yet
         self.n_users = 0
         self.making = threading.Lock()
         self.decoding: set[threading.Lock] = set()
-
-    @property
-    def loaded(self) -> int:
-        """The library's pointer."""
-        assert self.pointer is not None
-        return self.pointer
 
     @contextmanager
     def paused(self) -> Iterator[None]:
