@@ -2,7 +2,7 @@
 
 import asyncio
 import ctypes
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from gguf import GGUFWriter
 
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
@@ -25,6 +26,7 @@ from server.llama.weights.model import LlamaWeights
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.support.ggufs import TinyModel, gguf_file
+from tests.support.ggufs.writing import finish
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 # no truncation, no randomness but the draw
@@ -50,6 +52,21 @@ def spy(monkeypatch: pytest.MonkeyPatch, name: str, library: Any = C) -> list[tu
 
     monkeypatch.setattr(library, name, recorded)
     return calls
+
+
+def write_gguf(
+    path: Path,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    describe: Callable[[GGUFWriter], None] = lambda _: None,
+    arch: str = "llama",
+) -> Path:
+    """Write a file of these tensors, with the values that `describe` adds."""
+    writer = GGUFWriter(path, arch)
+    describe(writer)
+    for name, array in tensors.items():
+        writer.add_tensor(name, array)
+    finish(writer)
+    return path
 
 
 def quantize(source: Path, target: Path, ftype: int) -> None:

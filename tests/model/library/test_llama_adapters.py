@@ -17,10 +17,9 @@ from server.engine.request import Adapters
 from server.errors import ModelFailed
 from server.llama.context.runner import LlamaRunner
 from server.pool.spec import ScaledFile
-from tests.model.native_fixtures import failure, load, open_runner, prefill, prompt_tokens, raw_logits
+from tests.model.native_fixtures import failure, load, open_runner, prefill, prompt_tokens, raw_logits, write_gguf
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import TinyModel, control_vector_file, gguf_file, lora_file, truncated
-from tests.support.ggufs.writing import finish
 from tests.support.real_server import ROOT
 
 N_EMBD, N_FF, N_VOCAB = 64, 128, 400
@@ -155,15 +154,6 @@ def allocated() -> int:
     return int(words[4] + words[7])  # in mapped blocks, and in use in arenas
 
 
-def write(path: Path, tensors: Tensors, describe: Callable[[GGUFWriter], None], arch: str = "llama") -> Path:
-    writer = GGUFWriter(path, arch)
-    describe(writer)
-    for name, array in tensors.items():
-        writer.add_tensor(name, array)
-    finish(writer)
-    return path
-
-
 def pair(a: tuple[int, ...], b: tuple[int, ...], name: str = "blk.0.ffn_down.weight") -> Tensors:
     """numpy's shapes, the row's length last."""
     return {f"{name}.lora_a": np.ones(a, np.float32), f"{name}.lora_b": np.ones(b, np.float32)}
@@ -207,7 +197,7 @@ BROKEN: dict[str, tuple[Tensors, Callable[[GGUFWriter], None], str]] = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_wrong_adapter_is_refused_with_its_name_and_the_reason(tiny_path: Path, tmp_path: Path, case: str) -> None:
     tensors, describe, expected = BROKEN[case]
-    path = write(tmp_path / "broken.gguf", tensors, describe)
+    path = write_gguf(tmp_path / "broken.gguf", tensors, describe)
     found = failure(tiny_path, lora=(ScaledFile(path),))
     assert found.startswith(str(path))
     assert expected in found
@@ -216,9 +206,9 @@ def test_a_wrong_adapter_is_refused_with_its_name_and_the_reason(tiny_path: Path
 def test_an_embedding_that_is_the_output_too_is_not_adapted(tiny_path: Path, tmp_path: Path) -> None:
     """The library aborts in the first decode: a and b change places for one of both uses."""
     tied = ROOT / "models" / "demo.gguf"
-    path = write(tmp_path / "tied.gguf", pair((2560, 4), (192, 4), "token_embd.weight"), as_lora)
+    path = write_gguf(tmp_path / "tied.gguf", pair((2560, 4), (192, 4), "token_embd.weight"), as_lora)
     assert "which this model uses as its output, too" in failure(tied, lora=(ScaledFile(path),))
-    path = write(tmp_path / "untied.gguf", pair((N_VOCAB, 4), (N_EMBD, 4), "token_embd.weight"), as_lora)
+    path = write_gguf(tmp_path / "untied.gguf", pair((N_VOCAB, 4), (N_EMBD, 4), "token_embd.weight"), as_lora)
     with open_runner(tiny_path) as bare, open_runner(tiny_path, lora=(ScaledFile(path),)) as runner:
         assert logits(runner, ((0, 1.0),)) != logits(bare)
 
@@ -245,10 +235,10 @@ def test_experts_get_adapters_of_three_dimensions(gguf_folder: Path, tmp_path: P
     rng = np.random.default_rng(1)
     parts = pair((4, 4, N_FF), (4, N_EMBD, 4), name)
     tensors: Tensors = {key: np.asarray(rng.standard_normal(part.shape, np.float32)) for key, part in parts.items()}
-    path = write(tmp_path / "experts.gguf", tensors, as_lora)
+    path = write_gguf(tmp_path / "experts.gguf", tensors, as_lora)
     with open_runner(model, lora=(ScaledFile(path),)) as runner:
         assert not np.allclose(logits(runner, ((0, 1.0),)), logits(runner), atol=1e-3)
-    fewer = write(tmp_path / "fewer.gguf", pair((2, 4, N_FF), (2, N_EMBD, 4), name), as_lora)
+    fewer = write_gguf(tmp_path / "fewer.gguf", pair((2, 4, N_FF), (2, N_EMBD, 4), name), as_lora)
     assert "has another shape" in failure(model, lora=(ScaledFile(fewer),))
 
 
@@ -276,7 +266,7 @@ DIRECTION = np.ones(N_EMBD, np.float32)
     ],
 )
 def test_a_wrong_control_vector_is_refused(tiny_path: Path, tmp_path: Path, tensors: Tensors, expected: str) -> None:
-    path = write(tmp_path / "wrong.gguf", tensors, lambda _: None, "controlvector")
+    path = write_gguf(tmp_path / "wrong.gguf", tensors, lambda _: None, "controlvector")
     found = failure(tiny_path, control_vectors=(ScaledFile(path),))
     assert expected in found
     assert str(path) in found

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ from server.llama.weights.params import check_computable
 from server.pool.memory import HOST
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec, ScaledFile
-from tests.model.native_fixtures import Entry, failure, load, open_runner, spy
+from tests.model.native_fixtures import Entry, failure, load, open_runner, spy, write_gguf
 from tests.support.ggufs import BERT, CHATML, TinyModel, damaged, gguf_file, lora_file
 from tests.support.ggufs.model import Arch
 from tests.support.ggufs.writing import finish
@@ -199,13 +199,10 @@ def test_a_norm_or_bias_in_16_bits_is_refused_unless_a_gpu_computes_its_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """It would end the process in the first decode: the CPU adds and multiplies with 32 bits only."""
-    writer = GGUFWriter(tmp_path / "half.gguf", "llama")
-    writer.add_block_count(2)
-    writer.add_tensor("blk.1.ffn_down.weight", np.zeros((2, 32), np.float16))
-    writer.add_tensor(name, np.zeros(32, np.float16))
-    finish(writer)
-    assert f"the tensor '{name}' is of type 1, with which no CPU computes" in failure(tmp_path / "half.gguf")
-    files = check_files("tiny", tmp_path / "half.gguf")
+    tensors = {"blk.1.ffn_down.weight": np.zeros((2, 32), np.float16), name: np.zeros(32, np.float16)}
+    path = write_gguf(tmp_path / "half.gguf", tensors, lambda writer: writer.add_block_count(2))
+    assert f"the tensor '{name}' is of type 1, with which no CPU computes" in failure(path)
+    files = check_files("tiny", path)
     monkeypatch.setattr("server.llama.weights.params.offloads", lambda native: True)
     for n_gpu_layers in (-1, 2):
         check_computable("tiny", LoadParams(n_gpu_layers=n_gpu_layers), files)
@@ -223,23 +220,17 @@ def test_bytes_of_a_vocabulary_of_word_pieces_are_refused(gguf_folder: Path) -> 
 
 def test_a_window_that_no_layer_has_is_refused(tmp_path: Path) -> None:
     """The library asserts that one has it."""
-    writer = GGUFWriter(tmp_path / "none.gguf", "gemma3")
-    writer.add_embedding_length(64)
-    writer.add_block_count(2)
-    writer.add_sliding_window(8)
-    writer.add_sliding_window_pattern([False, False])
-    writer.add_tensor("token_embd.weight", np.zeros((2, 64), np.float32))
-    finish(writer)
-    assert "sliding_window_pattern is (False, False): no layer" in failure(tmp_path / "none.gguf")
+
+    def describe(writer: GGUFWriter) -> None:
+        writer.add_sliding_window(8)
+        writer.add_sliding_window_pattern([False, False])
+
+    path = write_gguf(tmp_path / "none.gguf", {"token_embd.weight": np.zeros((2, 64))}, describe, "gemma3")
+    assert "sliding_window_pattern is (False, False): no layer" in failure(path)
 
 
-def test_a_missing_part_of_a_split_model_is_named(tiny_path: Path, tmp_path: Path) -> None:
-    part = tmp_path / "m-00001-of-00002.gguf"
-    writer = GGUFWriter(part, "llama")
-    writer.add_uint16("split.count", 2)
-    writer.add_uint16("split.no", 0)
-    writer.add_tensor("token_embd.weight", GGUFReader(tiny_path).tensors[0].data)
-    finish(writer)
+def test_a_missing_part_of_a_split_model_is_named(tmp_path: Path) -> None:
+    part = write_gguf(tmp_path / "m-00001-of-00002.gguf", {}, lambda writer: writer.add_uint16("split.count", 2))
     assert "m-00002-of-00002.gguf" in failure(part)
     other = part.rename(tmp_path / "renamed.gguf")
     assert "00001-of-00002" in failure(other)
