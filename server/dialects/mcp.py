@@ -262,7 +262,10 @@ R = TypeVar("R", bound=ToolRequest)
 
 
 class RoundWriter(Writer, Generic[R]):
-    """Writes a reply of several rounds, calls the tools of each round and creates the next one."""
+    """Writes a reply of several rounds, calls the tools of each round and creates the next one.
+
+    A writer may change the ids of calls when they begin: those that the reply has are those of the conversation.
+    """
 
     names_results = False  # whether results in the conversation have the names of their tools
 
@@ -277,10 +280,6 @@ class RoundWriter(Writer, Generic[R]):
         self.approved, self._is_given = approved or (), approved is not None
         self._earlier = Usage()  # of earlier rounds
         self._results: list[Message] = []
-
-    @abstractmethod
-    def call_id(self, item: Item) -> str:
-        """Return the id of a call in the reply."""
 
     @abstractmethod
     def completed(self, call: Call, result: McpResult) -> list[bytes]:
@@ -313,7 +312,7 @@ class RoundWriter(Writer, Generic[R]):
             for event in self.feed(0, _NOT_GENERATED):
                 yield event
         made = [] if self.is_cut_off else [item for item in self.said.calls if self._makes(item)]
-        calls = [Call(item.name, item.text, self.call_id(item)) for item in made]
+        calls = [Call(item.name, item.text, item.id) for item in made]
         self._results = []
         if not calls:
             return
@@ -340,8 +339,7 @@ class RoundWriter(Writer, Generic[R]):
             tools = replace(tools, choice="none", name="")
         elif tools.choice == "required":
             tools = replace(tools, choice="auto", name="")
-        calls = tuple(Call(item.name, item.text, self.call_id(item)) for item in self.said.calls)
-        messages = (*self.conversation.messages, replace(self.said.message(), calls=calls), *self._results)
+        messages = (*self.conversation.messages, self.said.message(), *self._results)
         self.conversation = replace(self.conversation, messages=messages, tools=tools, opens=None, continues=None)
         return self._next_generation, self.conversation.media
 

@@ -40,28 +40,14 @@ _KEYS = {
 
 
 class MessageWriter(RoundWriter["MessagesRequest"]):
-    """Writes a message."""
-
     names_results = True
 
     def __init__(self, request: "MessagesRequest", header: Header, parser: NewParser) -> None:
         super().__init__(request, header.id, parser)
         self._header, self._show_reasoning = header, request.show_reasoning
-        self._ids: dict[int, str] = {}  # of calls for this server, by the identity of the item
-        self._blocks: list[Json] = [*request.listings]  # of earlier rounds, in a whole reply
-        self._result_blocks: list[Json] = []  # result blocks of the current round, in a whole reply
+        self._blocks: list[Json] = []  # the finished ones of all rounds
         self._began = False
-        self._open: Item | None = None  # the item of the open block
-        self._index = -1
-
-    def next_round(self, parser: NewParser) -> None:
-        self._blocks += self._round_blocks()
-        self._result_blocks = []
-        self._ids.clear()
-        super().next_round(parser)
-
-    def call_id(self, item: Item) -> str:
-        return self._ids.setdefault(id(item), f"mcptoolu_{random_id()}") if self._makes(item) else item.id
+        self._open: Item | None = None  # the item of the block that follows them
 
     def _call_block(self, item: Item, given: object) -> Json:
         """Return the block of a call whose input is `given`."""
@@ -72,7 +58,7 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
             toolset = {"toolset_name": client.namespace, "caller": {"type": "direct"}}
             return block | toolset if client.namespace else block
         server = {"name": known.tool.name, "server_name": known.server.label}
-        return {"type": "mcp_tool_use", "id": self.call_id(item), **server, "input": given}
+        return {"type": "mcp_tool_use", "id": item.id, **server, "input": given}
 
     def _stop(self) -> Json:
         """Return ``stop_reason`` and ``stop_sequence``."""
@@ -86,11 +72,7 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         return {"stop_reason": reason, "stop_sequence": end.stopping_word if reason == "stop_sequence" else None}
 
     def body(self) -> Json:
-        return _message(self._header, [*self._blocks, *self._round_blocks()], self._stop(), self.usage)
-
-    def _round_blocks(self) -> list[Json]:
-        """Return the blocks of the round, results last."""
-        return [*map(self._block, self.said.items), *self._result_blocks]
+        return _message(self._header, self._blocks, self._stop(), self.usage)
 
     def _block(self, item: Item) -> Json:
         if item.kind is Kind.TEXT:
@@ -116,15 +98,13 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
 
     def completed(self, call: Call, result: McpResult) -> list[bytes]:
         content = [{"type": "text", "text": result.shown}]
-        block = {"type": "mcp_tool_result", "tool_use_id": call.id, "is_error": result.failed, "content": content}
-        self._result_blocks.append(block)
-        return self._whole_block(block)
+        return self._whole_block(
+            {"type": "mcp_tool_result", "tool_use_id": call.id, "is_error": result.failed, "content": content}
+        )
 
     def _whole_block(self, block: Json) -> list[bytes]:
-        """Return the events of a block without deltas."""
-        self._index += 1
-        begun = {"type": "content_block_start", "index": self._index, "content_block": block}
-        return [typed_event(begun), typed_event({"type": "content_block_stop", "index": self._index})]
+        """Add a block; return its events, which are no deltas."""
+        return [self._event("content_block_start", content_block=block), self._end(block)]
 
     def _begin(self, event: Started | Finished) -> list[bytes]:
         if self._began:
@@ -137,10 +117,11 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
 
     def _written(self, deltas: list[Delta]) -> list[bytes]:
         events: list[bytes] = []
-        for delta in deltas if self.streams else ():
+        for delta in deltas:
             if delta.begins:
                 events += self._next(delta.item)
-            if delta.text and (self._show_reasoning or delta.item.kind is not Kind.REASONING):
+            is_shown = self._show_reasoning or delta.item.kind is not Kind.REASONING
+            if delta.text and is_shown and self.streams:
                 events.append(self._delta(*_KEYS[delta.item.kind], delta.text))
         return events
 
@@ -148,28 +129,39 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         """Return the end of the previous block and the start of the item's."""
         ended = self._close()
         self._open = item
-        self._index += 1
+        if self._makes(item):
+            item.id = f"mcptoolu_{random_id()}"
         empty: dict[Kind, Json] = {
             Kind.TEXT: {"type": "text", "text": ""},
             Kind.REASONING: {"type": "thinking", "thinking": "", "signature": ""},
             Kind.CALL: self._call_block(item, {}),
         }
-        begun = {"type": "content_block_start", "index": self._index, "content_block": empty[item.kind]}
-        return [*ended, typed_event(begun)]
+        return [*ended, self._event("content_block_start", content_block=empty[item.kind])]
 
     def _close(self) -> list[bytes]:
         item, self._open = self._open, None
         if item is None:
             return []
         rest: list[bytes] = []
+        block = self._block(item)
         if item.kind is Kind.REASONING:  # clients wait for a signature before the block's end
-            rest = [self._delta("signature_delta", "signature", self.request.cipher.encrypt(item.text))]
+            rest = [self._delta("signature_delta", "signature", block["signature"])]
         elif item.kind is Kind.CALL and not item.text:
             rest = [self._delta(*_KEYS[item.kind], "{}")]
-        return [*rest, typed_event({"type": "content_block_stop", "index": self._index})]
+        return [*rest, self._end(block)]
+
+    def _end(self, block: Json) -> bytes:
+        """Add a finished block; return its last event."""
+        event = self._event("content_block_stop")
+        self._blocks.append(block)
+        return event
 
     def _delta(self, kind: str, key: str, text: str) -> bytes:
-        return typed_event({"type": "content_block_delta", "index": self._index, "delta": {"type": kind, key: text}})
+        return self._event("content_block_delta", delta={"type": kind, key: text})
+
+    def _event(self, kind: str, **members: Json) -> bytes:
+        """Return an event of the block that follows the finished ones."""
+        return typed_event({"type": kind, "index": len(self._blocks), **members})
 
 
 def _message(header: Header, content: list[Json], end: Json, usage: Usage) -> Json:
@@ -186,7 +178,6 @@ def _message(header: Header, content: list[Json], end: Json, usage: Usage) -> Js
 
 
 def anthropic_models(models: Sequence[Json]) -> Json:
-    """Return the list, which is one page."""
     return {"object": "list", **page_of([anthropic_model(model) for model in models], has_more=False)}
 
 

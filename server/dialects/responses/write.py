@@ -69,7 +69,9 @@ class OutputItem:
         self.server_tool = writer.server_tools.get(said.name)
         self.is_approved = said.id in writer.approved
         self.outcome: Json | None = None  # the members that a call's outcome adds
-        self.is_call, self.call_id = said.kind is Kind.CALL, said.id or f"call_{random_id()}"
+        self.is_call = said.kind is Kind.CALL
+        if self.is_call:
+            said.id = said.id or f"call_{random_id()}"
         self._encrypted: str | None = None
         self.type = _KINDS[said.kind]
         if self.client.custom:
@@ -87,7 +89,6 @@ class OutputItem:
         self.place: Json = {"item_id": self.id, "output_index": index} | ({} if self.is_call else {self.row.number: 0})
 
     def logprobs(self, tokens: Sequence[TokenLogprob]) -> list[Json]:
-        """Return the log probabilities of some of the message's tokens."""
         return wire.probabilities(tokens, after_sampling=bool(self.request.options.post_sampling_probs))
 
     def part(self) -> Json:
@@ -103,13 +104,13 @@ class OutputItem:
         if (row := self.client.type) is not None:  # it must not be executed unless it is complete
             arguments = row.read(self.said.text) if status == "completed" else None
             unfinished = status != "in_progress" and arguments is None
-            called = {"status": row.unfinished if unfinished else status, "call_id": self.call_id}
+            called = {"status": row.unfinished if unfinished else status, "call_id": self.said.id}
             return item | called | row.body(arguments)
         if self.server_tool is not None:
             return self._server_call(self.server_tool, status)
         if self.is_call:
             space = {"namespace": self.client.namespace} if self.client.namespace else {}
-            return item | {self.row.text: self.said.text, "call_id": self.call_id, "name": self.client.name} | space
+            return item | {self.row.text: self.said.text, "call_id": self.said.id, "name": self.client.name} | space
         parts = [] if status == "in_progress" else [self.part()]
         if self.type == "message":
             return item | {"content": parts, "role": "assistant"}
@@ -125,7 +126,7 @@ class OutputItem:
         if self.type == "mcp_approval_request":
             return item
         item["status"] = "incomplete" if status == "completed" else status
-        item["approval_request_id"] = self.call_id if self.is_approved else None
+        item["approval_request_id"] = self.said.id if self.is_approved else None
         return item | (self.outcome or {"output": None, "error": None})
 
 
@@ -171,7 +172,6 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
 
     @cached_property
     def final(self) -> Json:
-        """The finished response."""
         incomplete = self.is_cut_off and self.request.options.generate is not False
         body = self._response("incomplete" if incomplete else "completed", [*self._before, *self._finished_items()])
         details = {"reason": "max_output_tokens"} if incomplete else None
@@ -198,11 +198,8 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         self._items, self._prefill = [], ""
         super().next_round(input_parser(parser, self._custom))
 
-    def call_id(self, item: Item) -> str:
-        return self._shown[id(item)].call_id
-
     def completed(self, call: Call, result: McpResult) -> list[bytes]:
-        item = next(item for item in self._items if item.call_id == call.id)
+        item = next(item for item in self._items if item.said.id == call.id)
         item.outcome = result_fields(result)
         kind = "completed" if item.outcome["status"] == "completed" else "failed"
         return [self._event(f"response.mcp_call.{kind}", item.place), self._item("done", item, "completed")]
@@ -377,7 +374,6 @@ def _failed(status: int, body: Json, response: Json, number: int) -> bytes:
 
 
 def error_code(status: int, error: Mapping[str, Any]) -> str:
-    """Return the code of a response's error."""
     if error.get("type") == "exceed_context_size_error":
         return CONTEXT_EXCEEDED
     if status == HTTPStatus.TOO_MANY_REQUESTS:
