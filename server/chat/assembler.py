@@ -73,11 +73,6 @@ class Assembler:
         self._logprobs: list[TokenLogprob] = []
 
     @property
-    def called(self) -> bool:
-        """Return whether the message contains a tool call."""
-        return bool(self._calls)
-
-    @property
     def finished(self) -> Finished:
         """Return the finish event. Only valid after the choice has finished."""
         assert self.end is not None, "the choice has not finished"
@@ -104,6 +99,11 @@ class Assembler:
         """Log probabilities of tokens that came out in no text, once."""
         left, self._logprobs = self._logprobs, []
         return left
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Those of all items, and those that `rest` would return."""
+        return [*(each for item in self.items for each in item.logprobs), *self._logprobs]
 
     def said(self, kind: Kind) -> str:
         """Return the text of all items of a kind."""

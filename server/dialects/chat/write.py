@@ -31,7 +31,6 @@ class _Choice:
     index: int
     message: Assembler
     began: bool = False
-    rest: Sequence[TokenLogprob] = ()  # of tokens without text
 
 
 class ChatWriter(Writer):
@@ -45,8 +44,10 @@ class ChatWriter(Writer):
         self._role: Json = {"role": "assistant", "content": None if request.conversation.tools.callable else ""}
         self._after_sampling = bool(request.options.post_sampling_probs)
         self._include_usage = request.options.include_usage
-        self._parser = input_parser(parser, request.custom)
-        self._choices: dict[int, _Choice] = {}
+        new_parser = input_parser(parser, request.custom)
+        self._choices = [_Choice(index, Assembler(new_parser())) for index in range(request.options.n_choices)]
+        for choice in self._choices:
+            choice.message.begin(opening)
         self._common: Json = {
             "created": header.created,
             "id": header.id,
@@ -58,7 +59,7 @@ class ChatWriter(Writer):
 
     def body(self) -> Json:
         return {
-            "choices": [self._shown(choice) for _, choice in sorted(self._choices.items())],
+            "choices": list(map(self._shown, self._choices)),
             "created": self._header.created,
             "model": self._header.model,
             "system_fingerprint": wire.FINGERPRINT,
@@ -75,13 +76,12 @@ class ChatWriter(Writer):
             message["reasoning_content"] = reasoning
         if content.calls:
             message["tool_calls"] = [self._call(item, item.text) for item in content.calls]
-        logprobs = [*(each for item in content.items for each in item.logprobs), *choice.rest]
-        reason = _reason(content)
-        return {"finish_reason": reason, "index": choice.index, "message": message, **self._logprobs(logprobs)}
+        reason, logprobs = _reason(content), self._logprobs(content.logprobs)
+        return {"finish_reason": reason, "index": choice.index, "message": message, **logprobs}
 
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         assert not isinstance(event, Failed), "the session raises its error"
-        choice = self._choices.get(event.index) or self._choice(event.index)
+        choice = self._choices[event.index]
         if type(event) is Text:  # nearly all are
             deltas = choice.message.feed(event)
             if not self.streams:
@@ -108,13 +108,8 @@ class ChatWriter(Writer):
         return wire.timings(self._choices[0].message.finished.timings)
 
     def _usage(self) -> Usage:
-        choices = [choice.message for choice in self._choices.values()]
+        choices = [choice.message for choice in self._choices]
         return Usage.of(((0, each.finished) for each in choices), sum(each.n_reasoning_tokens for each in choices))
-
-    def _choice(self, index: int) -> _Choice:
-        choice = self._choices[index] = _Choice(index, Assembler(self._parser()))
-        choice.message.begin(self._opening)
-        return choice
 
     def _begin(self, choice: _Choice, extra: Json) -> list[bytes]:
         if choice.began:
@@ -133,12 +128,11 @@ class ChatWriter(Writer):
 
     def _finished(self, choice: _Choice, event: Finished) -> list[bytes]:
         deltas = choice.message.finish(event)
-        choice.rest = choice.message.rest()
         if not self.streams:
             return []
         chunks = self._begin(choice, {}) + self._deltas(choice, deltas, {})
-        if choice.rest:
-            chunks.append(self._chunk(choice, _EMPTY, {}, choice.rest))
+        if rest := choice.message.rest():  # of tokens without text
+            chunks.append(self._chunk(choice, _EMPTY, {}, rest))
         extra = {} if self._include_usage else {"timings": wire.timings(event.timings)}
         last = {"finish_reason": _reason(choice.message), "index": choice.index, "delta": {}}
         return [*chunks, self._event([last], extra)]
@@ -176,4 +170,4 @@ _EMPTY: Json = {"content": ""}
 
 
 def _reason(message: Assembler) -> str:
-    return wire.finish_reason(message.finished.reason, called=message.called)
+    return wire.finish_reason(message.finished.reason, called=bool(message.calls))

@@ -80,8 +80,7 @@ class OllamaWriter(Writer):
         if said.calls:
             more["tool_calls"] = list(map(_call, said.calls))
         whole = self._reply.line(said.said(Kind.TEXT), **more) | self._last(said.finished)
-        logprobs = [*(each for item in said.items for each in item.logprobs), *said.rest()]
-        return whole | _logprobs(logprobs) if logprobs else whole
+        return whole | _logprobs(said.logprobs) if said.logprobs else whole
 
     def _last(self, end: Finished) -> Json:
         """Return the members of the last line."""

@@ -51,7 +51,7 @@ def test_the_first_content_is_null_where_a_tool_may_be_called() -> None:
 @pytest.mark.parametrize("index", [0, 12])
 @pytest.mark.parametrize("said", ["a", 'é\u2028 "\n\x00\\'])
 def test_a_chunk_of_text_has_the_bytes_of_any_chunk(index: int, said: str) -> None:
-    stream = writer()
+    stream = writer(n=13)
     (chunk,) = stream.feed(0, text(said, index))
     assert chunk == stream._chunk(stream._choices[index], {"content": said}, {})
 
