@@ -27,7 +27,31 @@ _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 _MAYBE_ADDED = 2  # tokens at the prompt's start that its text may lack
 
 
-class Echo:
+class TokenLists:
+    """OpenAI's lists of a choice's tokens, which grow; `offset`: where the first token's text begins."""
+
+    def __init__(self, offset: int = 0) -> None:
+        self.lists: Json = {name: [] for name in _LISTS}
+        self._offset = offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, text: str, score: TokenLogprob | None, encoded: bytes) -> None:
+        """Add a token, shown as `text`. `encoded`: its bytes in the text of the choice."""
+        self.lists["tokens"].append(text)
+        self.lists["token_logprobs"].append(None if score is None else score.logprob)
+        self.lists["top_logprobs"].append(None if score is None else _top(text, score))
+        self.lists["text_offset"].append(self._offset)
+        self._offset += len(self._decoder.decode(encoded))
+
+    def take(self, tokens: Sequence[TokenLogprob]) -> Json:
+        """Return the lists for the next tokens alone."""
+        for token in tokens:
+            self.add(_shown(token.piece), token, token.piece)
+        found, self.lists = self.lists, {name: [] for name in _LISTS}
+        return found
+
+
+class Echo(TokenLists):
     """The prompt at the start of a choice's text.
 
     `pieces`: the prompt's tokens if their log probabilities are requested. The first token of a media part, or a slice
@@ -36,47 +60,34 @@ class Echo:
     """
 
     def __init__(self, text: str = "", pieces: Sequence[bytes] = (), marker: bytes = b"") -> None:
-        self.text, self.pieces = text, pieces
-        self.lists: Json = {name: [] for name in _LISTS}
-        self._marker = marker
+        super().__init__()
+        self.text, self.pieces, self._marker = text, pieces, marker
         self._encoded = text.encode("utf-8", "replace")
         self._at = 0  # the bytes of the text that tokens have taken
-        self._n_chars = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.add([None] * bool(pieces))  # the first token has no log probability
+        self.score([None] * bool(pieces))  # the first token has no log probability
 
     @property
     def complete(self) -> bool:
         """Whether every token is there."""
         return len(self.lists["tokens"]) == len(self.pieces)
 
-    def add(self, scores: Sequence[TokenLogprob | None]) -> None:
+    def score(self, scores: Sequence[TokenLogprob | None]) -> None:
         """Take the log probabilities of the next tokens; those of media have none."""
         start = len(self.lists["tokens"])
         for piece, score in zip(self.pieces[start : start + len(scores)], scores, strict=True):
-            text = "" if piece == self._marker else _shown(piece)
-            _add(self.lists, text, score, self._n_chars)
             taken = self._encoded[self._at : self._at + self._length(piece)]
             self._at += len(taken)
-            self._n_chars += len(self._decoder.decode(taken))
+            self.add("" if piece == self._marker else _shown(piece), score, taken)
 
     def _length(self, piece: bytes) -> int:
-        """Return how many bytes of the text belong to the token that was added last. The text lacks what the vocabulary
-        adds (a first token, a space) and the frames of a video.
+        """Return how many bytes of the text belong to the next token. The text lacks what the vocabulary adds (a first
+        token, a space) and the frames of a video.
         """
-        is_sure = len(self.lists["tokens"]) > _MAYBE_ADDED and not self._marker
+        is_sure = len(self.lists["tokens"]) >= _MAYBE_ADDED and not self._marker
         if is_sure or self._encoded.startswith(piece, self._at):
             return len(piece)
         bare = piece.removeprefix(b" ")
         return len(bare) if self._encoded.startswith(bare, self._at) else 0
-
-
-def _add(lists: Json, text: str, score: TokenLogprob | None, offset: int) -> None:
-    """Add a token to OpenAI's lists. `offset`: where its text begins."""
-    lists["tokens"].append(text)
-    lists["token_logprobs"].append(None if score is None else score.logprob)
-    lists["top_logprobs"].append(None if score is None else _top(text, score))
-    lists["text_offset"].append(offset)
 
 
 def echo(vocab: Vocab, text: str, prompt: MediaPrompt, marker: str = "") -> Echo:
@@ -86,22 +97,6 @@ def echo(vocab: Vocab, text: str, prompt: MediaPrompt, marker: str = "") -> Echo
         vocab.piece(token) if token >= 0 else encoded if at in starts else b"" for at, token in enumerate(prompt.tokens)
     )
     return Echo(text, list(pieces), encoded)
-
-
-class TokenLists:
-    """The lists of one choice's generated tokens, in parts; ``offset``: where its first token's text begins."""
-
-    def __init__(self, offset: int) -> None:
-        self._offset = offset
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def of(self, tokens: Sequence[TokenLogprob]) -> Json:
-        """Return the lists for the next tokens."""
-        lists: Json = {name: [] for name in _LISTS}
-        for token in tokens:
-            _add(lists, _shown(token.piece), token, self._offset)
-            self._offset += len(self._decoder.decode(token.piece))
-        return lists
 
 
 def _shown(piece: bytes) -> str:
@@ -134,7 +129,6 @@ class _Choice:
     end: Finished | None = None
 
     def mean(self) -> float:
-        """Return the mean log probability."""
         return fmean(self.scores) if self.scores else -math.inf
 
     def shown(self, index: int, *, logprobs: bool) -> Json:
@@ -184,7 +178,7 @@ class CompletionWriter(Writer):
         if prompt not in self._held or isinstance(event, Progress):
             return self._written(prompt, event)
         if isinstance(event, PromptLogprobs):
-            self._echoes[prompt].add(event.tokens)
+            self._echoes[prompt].score(event.tokens)
         else:
             self._held[prompt].append(event)
         if not self._echoes[prompt].complete:
@@ -231,7 +225,7 @@ class CompletionWriter(Writer):
 
     def _shown(self, choice: int, tokens: Sequence[TokenLogprob]) -> Json | None:
         shown = [token for token in tokens if not token.ends]  # which llama-server lists and OpenAI does not
-        lists = self._lists[choice].of(tokens) if self._lists and tokens else {}
+        lists = self._lists[choice].take(tokens) if self._lists and tokens else {}
         return {**wire.logprobs(shown, after_sampling=self._after_sampling), **lists} if shown or lists else None
 
     def _chunk(self, index: int, text: str, logprobs: Json | None, extra: Json, reason: str | None = None) -> bytes:

@@ -44,27 +44,27 @@ def token(piece: bytes, logprob: float, *top: TokenLogprob, ends: bool = False) 
 
 def test_offsets_count_the_characters_before_a_tokens_first_byte() -> None:
     lists = TokenLists(3)
-    found = lists.of([token(b" a", -1.0), token("é".encode()[:1], -1.0)])
+    found = lists.take([token(b" a", -1.0), token("é".encode()[:1], -1.0)])
     assert found["text_offset"] == [3, 5]
     assert found["tokens"] == [" a", "bytes:\\xc3"]
-    found = lists.of([token("é".encode()[1:], -1.0), token(b"b", -1.0), token(b"", -2.0, ends=True)])
+    found = lists.take([token("é".encode()[1:], -1.0), token(b"b", -1.0), token(b"", -2.0, ends=True)])
     assert found["text_offset"] == [5, 6, 7]
     assert found["tokens"] == ["bytes:\\xa9", "b", ""]
 
 
 def test_alternatives_are_named_by_their_text_and_hold_the_token_itself() -> None:
     best, same = token(b"x", -0.1), token(b"x", -3.0)
-    found = TokenLists(0).of([token(b"y", -2.0, best, same)])
+    found = TokenLists().take([token(b"y", -2.0, best, same)])
     assert found["top_logprobs"] == [{"x": -0.1, "y": -2.0}]
     assert max(found["top_logprobs"][0].values()) == -0.1
-    assert TokenLists(0).of([token(b"x", -0.1, best)])["top_logprobs"] == [{"x": -0.1}]
+    assert TokenLists().take([token(b"x", -0.1, best)])["top_logprobs"] == [{"x": -0.1}]
 
 
 def test_media_have_no_log_probabilities_and_stand_where_their_marker_is() -> None:
     spans = (MediaSpan(2, 2, 2, True, "a"), MediaSpan(4, 1, 1, True, "b"))
     prompt = MediaPrompt([FakeVocab.bos, ord("x"), -5, -6, -7, ord(" "), ord("y")], spans)
     lists = echo(FakeVocab(), "x<m><m> y", prompt, "<m>")
-    lists.add([token(b"x", -1.0), None, None, None, token(b" ", -2.0), token(b"y", -3.0)])
+    lists.score([token(b"x", -1.0), None, None, None, token(b" ", -2.0), token(b"y", -3.0)])
     assert lists.complete
     found = lists.lists
     assert found["tokens"][1:] == ["x", "", "", "", " ", "y"]
