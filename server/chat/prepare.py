@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from server.chat.conversation import Conversation, Tool
-from server.chat.prompt import Prompt, render
+from server.chat.prompt import Prompt, read_parts, render
 from server.engine.media import MediaPrompt
 from server.errors import InvalidRequest, invalid
 from server.formats.grammar.call_grammar import Function
@@ -241,7 +241,7 @@ def prepare(conversation: Conversation, model: LoadedModel, media: LoadedMedia) 
     ``media``: the loaded media of the conversation. Raises `InvalidRequest`.
     """
     prompt = render(conversation, model)
-    tokens = prompt.read(model, media)
+    tokens = read_parts(prompt.parts, model, media)
     if not tokens.tokens:
         at = conversation.messages_at
         raise invalid(at, "the chat template renders them to an empty prompt")

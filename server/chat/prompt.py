@@ -110,16 +110,12 @@ class Prompt:
     prefilled: str = ""  # the content of the last message, which the prompt continues
     opens: bool = True  # whether the prompt opens the assistant turn
 
-    def read(self, model: LoadedModel, media: LoadedMedia) -> MediaPrompt:
-        """Tokenize the prompt and its media for the model. Raises `InvalidRequest`."""
-        return read_parts(self.parts, model, media)
-
     def count(self, model: LoadedModel, media: LoadedMedia) -> int:
-        """Return the number of tokens that `read` would return. Computes media from their sizes only."""
+        """Return the number of its tokens, as `read_parts` finds them. Computes media from their sizes only."""
         given = _given(self.parts, media)
         bitmaps = [part for part in given if isinstance(part, Bitmap)]
         if model.media is None or not bitmaps:
-            return len(self.read(model, media).tokens)
+            return len(read_parts(self.parts, model, media).tokens)
         check_shown(bitmaps)
         sizes = [part if isinstance(part, str) else replace(part, data=b"", again=None) for part in given]
         return model.media.count(sizes, add_special=True, parse_special=True)

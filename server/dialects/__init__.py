@@ -1,6 +1,6 @@
 """API dialects. A request takes one way through a dialect, whichever it is:
 
-    parse(body) ─▶ ParsedRequest      `parse`: checked, frozen; the body ends here
+    parse(body) ─▶ ParsedRequest      `parse`: what needs no model is checked, frozen; the body ends here
     .generation(context)              the engine's requests, and the `Writer` of the reply (`dialect`)
     writer.feed(event) ─▶ SSE bytes   `write`: each event of the engine as the stream's events
     writer.body() ─▶ one object       the fold of the same events

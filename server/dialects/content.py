@@ -110,7 +110,7 @@ def file_of(given: Mapping[str, Any], path: str) -> Media:
         if value.startswith("data:"):
             shown, kind = name, kind_of_type(value[len("data:") :].partition(",")[0].partition(";")[0])
         else:
-            shown = name or (_file_name(value) if key == "file_url" else "")
+            shown = name or (file_name(value) if key == "file_url" else "")
             kind = _ENDINGS.get(shown.rpartition(".")[2].lower(), "document")
         if kind != "document":
             return Media(kind, name, at, MediaUrl(value))
@@ -118,11 +118,6 @@ def file_of(given: Mapping[str, Any], path: str) -> Media:
     return Media("document", name, path)
 
 
-def document_at(url: str, name: str = "") -> tuple[str, MediaUrl]:
-    """Return the name and the source of a document at a URL."""
-    return name or _file_name(url), MediaUrl(url, _file_name(url))
-
-
-def _file_name(url: str) -> str:
+def file_name(url: str) -> str:
     """Return the last segment of a URL's path."""
     return unquote(url.partition("#")[0].partition("?")[0].rstrip("/").rpartition("/")[2])

@@ -62,7 +62,6 @@ def anthropic_error(status: int, error: Json) -> Json:
 
 
 def anthropic_error_event(status: int, error: Json) -> bytes:
-    """Return the last event of a stream that fails."""
     return typed_event(anthropic_error(status, error))
 
 
@@ -73,7 +72,6 @@ def openai_error(status: int, body: Json) -> Json:
 
 
 def openai_error_event(status: int, body: Json) -> bytes:
-    """Return the last event of a stream of OpenAI's that fails."""
     return event(openai_error(status, body))
 
 

@@ -63,8 +63,6 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class StreamOptions(Body):
-    """OpenAI's ``stream_options``."""
-
     include_usage: bool | None = None
 
 
@@ -203,6 +201,7 @@ _SAME_NAMES = (
 )
 """Fields that are the engine request's of the same name; absent = its default, or the model's (`_MODEL_DEFAULTS`)."""
 _MODEL_DEFAULTS = ("cache_prompt", "n_keep", "n_cache_reuse")
+_OF_CONTEXT = ("client", "cache_scope", "log_id", "arrived_at", "pin_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +223,6 @@ class ParsedRequest(ABC):
 
     @property
     def model(self) -> str | None:
-        """Return the model that the body names."""
         return self.options.model
 
     @property
@@ -253,7 +251,8 @@ class ParsedRequest(ABC):
             raise field_error(name, out_of_range(1, MAX_CHOICES, fields.n_choices))
         if fields.id_slot is not None and fields.id_slot >= model.engine.n_slots:
             raise field_error("id_slot", f"there are slots 0 to {model.engine.n_slots - 1}")
-        shared: Json = {name: getattr(model.spec.engine, name) for name in _MODEL_DEFAULTS}
+        shared: Json = {name: getattr(context, name) for name in _OF_CONTEXT}
+        shared |= {name: getattr(model.spec.engine, name) for name in _MODEL_DEFAULTS}
         shared |= {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
         sampling = sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq)
         requests = [
@@ -274,12 +273,7 @@ class ParsedRequest(ABC):
                 constraint=constraint.fork() if constraint is not None and number else constraint,
                 adapters=context.allowed_adapters(request_adapters(fields.lora, model, fields.model)),
                 priority=context.allowed_priority(fields.priority or 0),
-                client=context.client,
-                cache_scope=context.cache_scope,
                 cache_key=fields.prompt_cache_key or "",
-                log_id=context.log_id,
-                arrived_at=context.arrived_at,
-                pin_s=context.pin_s,
                 **shared,
             )
             for number, prompt in enumerate(prompts)
@@ -324,13 +318,9 @@ def check_totals(requests: Sequence[Request], n_ctx: int) -> None:
 
 
 _SWITCH = "enable_thinking"
-UNSAID_BUDGET = 10_000
-"""llama-server's, for ``thinking: {"type": "enabled"}`` without budget_tokens in a message of Anthropic's."""
 
 
 class ReasoningOption(Body):
-    """``thinking``."""
-
     type: Literal["enabled", "disabled", "adaptive", "auto", "between_tools"]
     budget_tokens: CountOrAll | None = None
     display: str | None = None

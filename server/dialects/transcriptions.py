@@ -61,10 +61,9 @@ class TranscriptionForm(Body):
     stream: bool = False
 
 
-_TRANSLATION = TranscriptionForm.model_fields.keys() - {"language", "stream"}
 _FIELDS: Mapping[Task, Collection[str]] = {
     "transcribe": (*TranscriptionForm.model_fields, *_WITHOUT_EFFECT, _TIMES),
-    "translate": _TRANSLATION,
+    "translate": TranscriptionForm.model_fields.keys() - {"language", "stream"},
 }
 
 
@@ -91,7 +90,6 @@ class TranscriptionRequest(ParsedRequest):
 def parse_transcription(
     given: Mapping[str, Sequence[str]], files: Mapping[str, bytes], task: Task = "transcribe"
 ) -> TranscriptionRequest:
-    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     if "file" not in files:
         raise invalid("file", "No input file found for transcription")
     said = {name: values[-1] for name, values in given.items()}
@@ -125,9 +123,6 @@ def _conversation(wanted: TranscriptionRequest, model: LoadedModel) -> Conversat
 
 
 TRANSCRIPTIONS = Dialect(parse_transcription)
-
-
-_UNKNOWN = "unknown"
 
 
 class TranscriptWriter(Writer):
@@ -185,7 +180,7 @@ class TranscriptWriter(Writer):
         }
         return {
             "task": parsed.task,
-            "language": "english" if parsed.task == "translate" else parsed.form.language or _UNKNOWN,
+            "language": "english" if parsed.task == "translate" else parsed.form.language or "unknown",
             "duration": self._seconds,
             "text": text,
             "segments": [segment],

@@ -184,8 +184,6 @@ def _content_text(parts: object, path: str) -> GivenPrompt:
 
 
 class Document(Body):
-    """A text of a document."""
-
     text: str
 
 

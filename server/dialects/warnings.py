@@ -57,9 +57,6 @@ def _members_in(*annotations: Any) -> Members | None:
     return None
 
 
-Known = type[Body] | Collection[str]
-"""The known fields of a body: its schema, or their names."""
-
 logger = logging.getLogger(__name__)
 
 WARNING_HEADER = "X-Llamapool-Warning"
@@ -75,10 +72,10 @@ _SIMILAR = 0.75
 """How similar a known name must be to an unknown one to be suggested, from 0 to 1 (difflib's ratio)."""
 
 
-def unused_fields(body: Mapping[str, Any], known: Known, own: Iterable[str] = ()) -> list[str]:
+def unused_fields(body: Mapping[str, Any], known: type[Body] | Collection[str], own: Iterable[str] = ()) -> list[str]:
     """Return a sentence for each of a JSON body's fields without effect.
 
-    `known`: the dialect's fields. `own`: the dialect's own sentences, which are first.
+    `known`: the schema of the body, or the names of its fields. `own`: the dialect's own sentences, which are first.
     """
     found = [*own]
     samplers = body.get("samplers")

@@ -46,10 +46,8 @@ _OTHER_REASONING = ("thinking", "reasoning")
 """Names of ``reasoning_content`` in other servers' replies, which clients send back; Hugging Face takes them, too."""
 
 
-def read_messages(value: object, omitted: Omitted | None = None) -> list[Message]:
-    """Return the messages; counts parts that no model supports in `omitted`. Raises `InvalidRequest` with a path such
-    as ``messages.0.content.1.text``.
-    """
+def read_messages(value: object, parts: PartReader) -> list[Message]:
+    """Return the messages. Raises `InvalidRequest` with a path such as ``messages.0.content.1.text``."""
     if value is None:
         raise invalid("messages", "'messages' is required")
     if not isinstance(value, list):
@@ -58,7 +56,6 @@ def read_messages(value: object, omitted: Omitted | None = None) -> list[Message
         raise invalid("messages", "must have at least one message")
     if len(value) > MAX_MESSAGES:
         raise invalid("messages", f"must have at most {MAX_MESSAGES} messages")
-    parts = PartReader(Omitted() if omitted is None else omitted)
     return [_message(message, f"messages.{index}", parts) for index, message in enumerate(value)]
 
 
@@ -202,15 +199,14 @@ class ChatRequest(ConversationRequest):
 
 
 def parse_chat(given: dict[str, Any]) -> ChatRequest:
-    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(ChatBody, given)
     for name, reason in _REFUSED.items():
         if getattr(body, name) is not None:  # OpenAI's own example of a search is {}
             raise invalid(name, reason)
     if body.modalities not in (None, ["text"]):
         raise invalid("modalities", 'only ["text"] is supported')
-    omitted, warnings = Omitted(), list[str]()
-    messages, reader = read_messages(body.messages, omitted), ChatTools(body.tools)
+    parts, warnings = PartReader(), list[str]()
+    messages, reader = read_messages(body.messages, parts), ChatTools(body.tools)
     tools = reader.finish(body.tool_choice, body.parallel_tool_calls, warnings)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs requires logprobs to be set to true")
@@ -218,7 +214,7 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
     return ChatRequest(
         options=body.model_copy(update=_CONVERSATION_FIELDS),
         media=conversation.media,
-        warnings=unused_fields(given, ChatBody, [*omitted.warnings(), *warnings]),
+        warnings=unused_fields(given, ChatBody, [*parts.omitted.warnings(), *warnings]),
         conversation=conversation,
         logprobs=chat_logprobs(body, body.logprobs, body.top_logprobs),
         custom=frozenset(name for name, known in reader.names.items() if known.custom),

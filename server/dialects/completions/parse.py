@@ -37,8 +37,6 @@ class CompletionBody(GenerationFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(PromptRequest):
-    """A completion request before a model tokenizes it."""
-
     options: CompletionBody
     best: int  # of a whole reply's choices by the mean of their tokens' log probabilities; 0 = all
     shows_logprobs: bool
@@ -72,7 +70,6 @@ class CompletionRequest(PromptRequest):
 
 
 def parse_completion(given: dict[str, Any]) -> CompletionRequest:
-    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(CompletionBody, given)
     n, logprobs = body.n_choices, _logprobs(body)
     n_generated = max(body.best_of or n, n)

@@ -28,14 +28,11 @@ FORMS = (
 _CANNOT = "Multimodal data provided, but model does not support multimodal requests."
 
 
-Mixed = str | list[int | str]
-
-
 @dataclass(frozen=True, slots=True)
 class GivenPrompt:
     """A prompt before a model tokenizes it: a text, or a list of token ids and texts."""
 
-    content: Mixed
+    content: str | list[int | str]
     at: str  # its path
     media: tuple[Media, ...] = ()  # of a text, which ``cut`` splits at the model's marker. Raises `InvalidRequest`
     cut: Callable[[str], Sequence[str | Media]] = field(default=lambda _: (), repr=False)
@@ -89,8 +86,6 @@ def read_prompts(value: object) -> list[GivenPrompt]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest(ParsedRequest):
-    """A request to complete prompts, before a model tokenizes them."""
-
     prompts: list[GivenPrompt]
 
     @property
@@ -107,7 +102,6 @@ class PromptRequest(ParsedRequest):
 
 
 def prompt_media(prompts: Sequence[GivenPrompt]) -> tuple[Media, ...]:
-    """Return the media of all prompts."""
     return tuple(medium for prompt in prompts for medium in prompt.media)
 
 

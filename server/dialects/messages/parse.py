@@ -32,7 +32,7 @@ from server.chat.conversation import (
 )
 from server.chat.prompt import DOCUMENT_END, document_start, render
 from server.dialects.common import Header, Json, random_id
-from server.dialects.content import document_at, kind_of_type
+from server.dialects.content import file_name, kind_of_type
 from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.errors import anthropic_error_event
 from server.dialects.fields import (
@@ -57,7 +57,6 @@ from server.dialects.fields import (
     wrong_type,
 )
 from server.dialects.generation import (
-    UNSAID_BUDGET,
     GenerationFields,
     ReasoningOption,
     ServingFields,
@@ -80,12 +79,12 @@ from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
 DEFAULT_MAX_TOKENS = 4096
 """llama-server's, for a body without ``max_tokens``."""
+UNSAID_BUDGET = 10_000
+"""llama-server's, for ``thinking: {"type": "enabled"}`` without ``budget_tokens``."""
 _HARMLESS_EDIT = "clear_thinking_20251015"
 
 
 class OutputConfig(Body):
-    """``output_config``."""
-
     effort: str | None = None
     format: Format | None = None
 
@@ -130,10 +129,8 @@ def parse_messages(
     generate: bool = True,
     mcp: ServerTools | None = None,
 ) -> MessagesRequest:
-    """Validate the fields that don't depend on a model. Raises `InvalidRequest`.
-
-    `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of the body's MCP servers, None if this server allows
-    none.
+    """Parse the body. `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of its MCP servers, None if this
+    server allows none.
     """
     body = parse(MessagesBody, given)
     if generate and body.max_tokens is None:
@@ -201,8 +198,6 @@ _SEARCH = "tool_search_tool"
 
 
 class ToolsetParam(Body):
-    """An entry of ``tools`` that represents a toolset."""
-
     configs: dict[str, ToolConfig | None] = Field(default_factory=dict)
 
 
@@ -320,8 +315,6 @@ def steady_system(text: str) -> str:
 
 @dataclass(slots=True)
 class _Reader:
-    """Appends to `messages`."""
-
     warnings: list[str]
     tools: MessageTools
     cipher: ReasoningCipher
@@ -524,8 +517,8 @@ def _document(block: Block, path: str) -> list[Part]:
     at, kind = f"{path}.document", kind_of_type(source.get("media_type"))
     match source:
         case {"type": "url", "url": str(url)} if url:
-            name, found = document_at(url, title)
-            return [Media("document", name, at, found, context=context)]
+            name = file_name(url)
+            return [Media("document", title or name, at, MediaUrl(url, name), context=context)]
         case {"type": "base64", "data": str(data)} if kind == "document":
             found = MediaUrl(f"data:{text_in(source, 'media_type')};base64,{data}")
             return [Media(kind, title, at, found, context=context)]

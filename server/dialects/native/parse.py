@@ -69,8 +69,6 @@ class NativeBody(GenerationFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeRequest(PromptRequest):
-    """A native completion request before a model tokenizes it."""
-
     options: NativeBody
 
     def generation(self, context: Context) -> Generation:
@@ -85,7 +83,6 @@ class NativeRequest(PromptRequest):
 
 
 def parse_native(given: dict[str, Any]) -> NativeRequest:
-    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(NativeBody, given)
     if body.thinking_tags is None:
         refuse_thinking(body)
@@ -159,8 +156,6 @@ class InfillBody(NativeBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfillRequest(NativeRequest):
-    """An infill request before a model tokenizes it."""
-
     prefix: GivenPrompt
     suffix: GivenPrompt
     prompt: str
@@ -180,7 +175,6 @@ class InfillRequest(NativeRequest):
 
 
 def parse_infill(given: dict[str, Any]) -> InfillRequest:
-    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     body = parse(InfillBody, given)
     refuse_thinking(body)
     options = body.model_copy(update=dict.fromkeys(("prompt", "input_prefix", "input_suffix", "input_extra")))

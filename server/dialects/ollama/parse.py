@@ -226,8 +226,6 @@ class OllamaGenerateBody(AskBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest(ConversationRequest):
-    """A request of Ollama's API."""
-
     reply: Reply
     began: float  # seconds of `time.perf_counter`
     raw: bool = False  # the only message is the prompt, without a template
@@ -272,7 +270,6 @@ class OllamaRequest(ConversationRequest):
 
 
 def parse_chat(given: dict[str, Any]) -> OllamaRequest:
-    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began = time.perf_counter()
     body = parse(OllamaChatBody, given)
     listed = [] if body.messages is None else as_array(body.messages, "messages")
@@ -288,7 +285,7 @@ def parse_chat(given: dict[str, Any]) -> OllamaRequest:
 
 
 def parse_generate(given: dict[str, Any]) -> OllamaRequest:
-    """Like `parse_chat`. A prompt is a user message unless it is raw or the prefix of a gap."""
+    """Return the request; a prompt is a user message unless it is raw or the prefix of a gap."""
     began = time.perf_counter()
     body = parse(OllamaGenerateBody, given)
     if body.template:

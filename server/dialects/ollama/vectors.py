@@ -42,7 +42,6 @@ class OldEmbedBody(Body):
 
 
 def read_embed(given: dict[str, Any]) -> VectorRequest:
-    """Validate the fields that don't depend on a model. Raises `InvalidRequest`."""
     began, body = time.perf_counter(), parse(EmbedBody, given)
     texts, dimensions = _texts(body.input), body.dimensions or 0
 

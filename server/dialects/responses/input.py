@@ -95,16 +95,15 @@ def read_input(
     """
     if value is None and not history.items:
         raise invalid(at, f"'{at}' is required")
-    given = [] if value is None else value
-    if not isinstance(given, list | str):
+    given = [{"role": "user", "content": value}] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(given, list):
         raise invalid(at, f"'{at}' must be a string or array of objects")
-    if len(history.items) + (len(given) if isinstance(given, list) else 1) > MAX_MESSAGES:
+    if len(history.items) + len(given) > MAX_MESSAGES:
         raise invalid(at, f"a conversation must have at most {MAX_MESSAGES} items")
     reader, referenced = InputReader(tools or ResponseTools(), cipher), {**history.referenced}
     for item in history.items:
         reader.read(item, history.named_by)
-    message: Json = {"role": "user", "content": given}
-    for item, path in [(message, at)] if isinstance(given, str) else objects_in(given, at):
+    for item, path in objects_in(given, at):
         reader.items.append(item)
         if _is_reference(item):
             item_id = string_of(item, "id", path)

@@ -53,8 +53,6 @@ _INCLUDES = (
 
 
 class ReasoningOptions(Body):
-    """``reasoning``."""
-
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
     generate_summary: Literal["auto", "concise", "detailed", "none"] | None = None
@@ -62,8 +60,6 @@ class ReasoningOptions(Body):
 
 
 class TextOptions(Body):
-    """``text``."""
-
     without_effect: ClassVar = {"verbosity": (None, "no template has a place for it")}
     format: Format | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -75,14 +71,10 @@ Metadata = Annotated[
 
 
 class MetadataBody(Body):
-    """A body with ``metadata``."""
-
     metadata: Metadata | None = None
 
 
 class ConversationParam(Body):
-    """``conversation``."""
-
     id: str
 
 
@@ -143,8 +135,6 @@ Store = Callable[[Json, list[Json]], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ToolRequest):
-    """A request for a response."""
-
     options: ResponsesBody  # without input and tools
     shown_tools: Sequence[Json]  # as the response repeats them
     history: History
@@ -194,9 +184,8 @@ def parse_response(
     cipher: ReasoningCipher = NO_CIPHER,
     mcp: ServerTools | None = None,
 ) -> ResponseRequest:
-    """Validate the fields that don't depend on a model. Raises `InvalidRequest`.
-
-    `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of MCP servers.
+    """Parse the body. `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of MCP
+    servers.
     """
     body = parse(ResponsesBody, given)
     refuse_deep(given)
@@ -258,7 +247,6 @@ def _replaced(body: ResponsesBody) -> Json:
 
 
 def new_response_id() -> str:
-    """Return an id for a response."""
     return f"resp_{random_id()}"
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from server.dialects.chat.parse import parse_chat
 from server.dialects.dialect import Context
-from server.dialects.generation import UNSAID_BUDGET
-from server.dialects.messages.parse import parse_messages
+from server.dialects.messages.parse import UNSAID_BUDGET, parse_messages
 from server.dialects.native.parse import parse_native
 from server.engine.request import Request
 from server.errors import InvalidRequest
@@ -59,9 +58,20 @@ def may_think(answer: str = "ok", *, opening: str = "<t>", lead: str = "", again
     return after_reasoning(BYTES.choice([answer]), tags=(opening, "</t>"), lead=lead, again=again, may_think=True)
 
 
-@pytest.mark.parametrize("text", ["no", "<u>", "<t>hm</t>no", "\nno", "<\nt>", "o\nk", "<t>a</t><t>b</t>ok", "\n" * 17])
-def test_and_nothing_else(text: str) -> None:
-    assert not accepts(may_think(), text)
+MARKUP = {"lead": "L:", "again": "again "}
+WRONG = ("no", "<u>", "<t>hm</t>no", "\nno", "<\nt>", "o\nk", "<t>a</t><t>b</t>ok", "\n" * 17)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        *(({}, text) for text in WRONG),
+        ({"answer": "<t>no"}, "<t>no"),  # what begins as reasoning is no reply
+        *((MARKUP, text) for text in ("ok", "<t>hm</t>ok", "<t>hm</t>L:ok", "again L:ok", "L: ok")),
+    ],
+)
+def test_reasoning_or_the_reply_comes_and_nothing_else(fields: dict[str, str], text: str) -> None:
+    assert not accepts(may_think(**fields), text)
 
 
 def test_white_space_leaves_both_ways_open() -> None:
@@ -70,6 +80,7 @@ def test_white_space_leaves_both_ways_open() -> None:
     assert bits(made.mask()) - SPACES == {ord("<"), ord("o")}
     assert accepts(made.fork(), "ok")
     assert accepts(made, "<t>hm</t>ok")
+    assert accepts(may_think("<t>no"), "<t>hm</t><t>no")
     of_spaces = may_think("\nok")
     for text in ("\nok", "\n\nok"[1:], "\n<t>hm</t>\nok"):
         assert accepts(of_spaces.fork(), text)
@@ -100,18 +111,8 @@ def test_copies_think_apart() -> None:
     assert accepts(made, "ok")
 
 
-def test_what_begins_as_reasoning_is_no_reply() -> None:
-    assert not accepts(may_think("<t>no"), "<t>no")
-    assert accepts(may_think("<t>no"), "<t>hm</t><t>no")
-
-
 def test_no_end_token_comes_before_the_reply() -> None:
     assert not may_think().allows(EOS)
-
-
-@pytest.mark.parametrize("text", ["ok", "<t>hm</t>ok", "<t>hm</t>L:ok", "again L:ok", "L: ok"])
-def test_markup_is_not_left_out(text: str) -> None:
-    assert not accepts(may_think(lead="L:", again="again "), text)
 
 
 def test_tags_that_are_control_tokens_are_matched_by_their_ids() -> None:
