@@ -10,7 +10,6 @@ import pytest
 from anthropic.types.beta.beta_memory_tool_20250818_command import BetaMemoryTool20250818Command
 from pydantic import TypeAdapter
 
-from server.chat.conversation import Message
 from server.dialects.common import Header
 from server.dialects.errors import anthropic_error
 from server.dialects.messages.parse import MessagesRequest, MessageTools, parse_messages, read_conversation
@@ -22,26 +21,19 @@ from server.formats.arguments import object_text
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import Scripted, Turns, finished, started, text
 
-HI = {"role": "user", "content": "Hi"}
-
 
 def test_an_unknown_model_is_told_in_the_words_that_claude_code_looks_for() -> None:
     given = {"error": {"code": 404, "message": "model 'x' not found", "type": "x", "param": "model"}}
     assert anthropic_error(404, given)["error"]["message"] == "model: model 'x' not found"
 
 
-def called(arguments: str) -> Message:
-    block = {"type": "tool_use", "id": "c1", "name": "look", "input": orjson.loads(arguments)}
-    messages = [HI, {"role": "assistant", "content": [block]}]
-    return parse_messages({"max_tokens": 5, "messages": messages}).conversation.messages[1]
-
-
 @pytest.mark.parametrize("depth", [100, 400, 1020])
 def test_arguments_may_be_nested_more_deeply_than_orjson_writes(depth: int) -> None:
     """Python 3.11 writes fewer levels than later versions: the deepest may be refused."""
     text = '{"a":["é",' * (depth // 2) + "null" + "]}" * (depth // 2)
+    block = {"type": "tool_use", "id": "c1", "name": "look", "input": orjson.loads(text)}
     try:
-        message = called(text)
+        [message] = parse_messages({"messages": [{"role": "assistant", "content": [block]}]}).conversation.messages
     except InvalidRequest as error:
         if depth < 1020 or "nested too deeply" not in str(error):
             raise
@@ -118,10 +110,6 @@ EVENTS: tuple[TypeAdapter[Any], ...] = (
     TypeAdapter(beta.BetaRawMessageStreamEvent),
 )
 BLOCK: TypeAdapter[Any] = TypeAdapter(sdk.ContentBlock)
-MEMBERS: dict[str, TypeAdapter[Any]] = {
-    "computer": TypeAdapter(sdk.ComputerToolUseBlock),
-    "browser": TypeAdapter(sdk.BrowserToolUseBlock),
-}
 TYPES = {
     "bash_20241022": "bash",
     "bash_20250124": "bash",
@@ -215,12 +203,6 @@ def test_the_memory_tools_commands_are_the_sdks() -> None:
     members = ANTHROPIC["memory"].parameters["properties"]
     assert {each["properties"]["command"]["const"] for each in known} == set(members["command"]["enum"])
     assert {name for each in known for name in each["properties"]} == set(members)
-
-
-def blocks(family: str) -> list[dict[str, Any]]:
-    """The SDK's schemas of a toolset's calls."""
-    every = MEMBERS[family].json_schema()["$defs"]
-    return [schema for name, schema in every.items() if name.endswith("ToolUseBlock")]
 
 
 def test_a_toolsets_members_are_switched_and_deferred_one_by_one() -> None:
