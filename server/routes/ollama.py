@@ -22,7 +22,7 @@ from server.pool.names import LATEST
 from server.pool.pool import Pool
 from server.pool.spec import Task
 from server.pool.state import Status
-from server.routes.openapi import FINDS, HI, NDJSON, READS, TEXT, computes, describe
+from server.routes.openapi import FINDS, HI, READS, TEXT, computes, describe
 from server.serving.generate import embed, respond
 from server.serving.services import lease_for, model_name, sees_files, services, target_of
 from server.transport.body import read_as, read_json
@@ -31,6 +31,7 @@ from server.transport.sse import NDJSON_TYPE, EventStream, while_connected, writ
 
 R = TypeVar("R", OllamaRequest, VectorRequest)
 router = APIRouter(prefix="/api", tags=["ollama"])
+_PULLED = {"model": "demo", "stream?": False}
 _FEW = {"options": {"num_predict": 16}, "stream": False}
 
 VERSION = "0.24.0"
@@ -68,7 +69,7 @@ async def show(request: Request) -> Response:
 
 
 @router.post("/chat")
-@computes("$OllamaAnswer", OllamaChatBody, {"messages": HI["messages"], **_FEW}, "$OllamaAnswer", NDJSON)
+@computes("$OllamaAnswer", OllamaChatBody, {"messages": HI["messages"], **_FEW}, "$OllamaAnswer", NDJSON_TYPE)
 async def post_chat(request: Request) -> Response:
     """Return a message that answers a conversation: lines of JSON as it is written, or one object with ``"stream":
     false``. Without messages the model is only loaded, or freed with ``"keep_alive": 0``.
@@ -77,7 +78,7 @@ async def post_chat(request: Request) -> Response:
 
 
 @router.post("/generate")
-@computes("$OllamaText", OllamaGenerateBody, {"prompt": "Hi", **_FEW}, "$OllamaText", NDJSON)
+@computes("$OllamaText", OllamaGenerateBody, {"prompt": "Hi", **_FEW}, "$OllamaText", NDJSON_TYPE)
 async def post_generate(request: Request) -> Response:
     """Generate from a prompt: a user message, a raw prompt (``raw``), or a prefix with a ``suffix``."""
     return await _answer(request, OLLAMA_GENERATE)
@@ -114,9 +115,7 @@ async def _embed(request: Request, parsed: VectorRequest) -> Response:
 
 
 @router.post("/pull")
-@describe(
-    "$OllamaPulled", None, {"model": "demo", "stream?": False}, "$OllamaPulled", NDJSON, errors=(*READS, *FINDS, 501)
-)
+@describe("$OllamaPulled", None, _PULLED, "$OllamaPulled", NDJSON_TYPE, errors=(*READS, *FINDS, 501))
 async def pull(request: Request) -> Response:
     """Download ``owner/name[:quantization]``: lines of progress, or the last one with ``"stream": false``. Updates an
     existing model if its hub is reachable. Follows a running download; a download started here stops when its client

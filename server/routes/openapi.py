@@ -25,11 +25,11 @@ from server.dialects.errors import error_of_api
 from server.serving.services import target_of
 from server.transport.endpoints import OPEN_PATHS
 from server.transport.errors import KINDS
+from server.transport.sse import EVENTS_TYPE
 
 router = APIRouter(include_in_schema=False)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
-JSON, SSE, NDJSON = "application/json", "text/event-stream", "application/x-ndjson"
-TEXT, FORM = "text/plain", "multipart/form-data"
+JSON, TEXT, FORM = "application/json", "text/plain", "multipart/form-data"
 FINDS = (404, 503)
 """Errors of an endpoint that needs a model: not found, failed to load, server stopping."""
 READS = (400, 408, 413, 415)
@@ -72,7 +72,7 @@ class Operation:
     body: Any = None  # the body's model, None for a body like the example
     example: Any = None  # of the body
     stream: Any = None  # each event or line of ``media``
-    media: str = SSE
+    media: str = EVENTS_TYPE
     errors: tuple[int, ...] = ()
     status: int | None = 200  # of success, None = never
     loads: bool = False  # it loads a model unless ``autoload`` in its query says otherwise

@@ -33,7 +33,7 @@ from server.dialects.responses.parse import (
 from server.dialects.responses.tools import is_mcp, read_mcp
 from server.dialects.responses.write import EARLY_PING, response_body
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable, invalid, short
-from server.routes.openapi import SSE, computes, describe
+from server.routes.openapi import computes, describe
 from server.serving.batch_runner import POLL_S
 from server.serving.generate import Exchange, compute, respond
 from server.serving.mcp import read_with_servers
@@ -44,7 +44,7 @@ from server.transport.admission import admission_of
 from server.transport.body import read_as, read_later
 from server.transport.errors import json_reply
 from server.transport.resumable import KeptStream
-from server.transport.sse import EventStream
+from server.transport.sse import EVENTS_TYPE, EventStream
 from server.transport.websocket import CONNECTION, EventSocket, Remembered
 
 logger = logging.getLogger(__name__)
@@ -289,12 +289,12 @@ async def get_response(request: Request, response_id: str) -> Response:
     data = await used.state.data(owner, response_id)
     if data is not None:
         events = await read_later(request, lambda: b"".join(_events(zlib.decompress(data), after)))
-        return Response(events, media_type=SSE)
+        return Response(events, media_type=EVENTS_TYPE)
     if response["status"] in UNFINISHED["response"]:
         raise InvalidRequest(_ELSEWHERE, "stream")
     # The server ended while it generated the response, so no events are stored. The client gets the last one.
     last = {"type": f"response.{response['status']}", "sequence_number": after + 1, "response": response}
-    return Response(typed_event(last), media_type=SSE)
+    return Response(typed_event(last), media_type=EVENTS_TYPE)
 
 
 async def _events_after(stream: KeptStream, after: int = -1) -> AsyncGenerator[bytes, None]:
