@@ -96,7 +96,6 @@ class McpServers:
     hosts: AllowedHosts = field(default_factory=AllowedHosts)
     rules: McpRules = field(default_factory=McpRules)
     tools: dict[str, tuple[McpTool, ...]] = field(default_factory=dict)
-    clock: Callable[[], float] = time.monotonic
     _used: dict[McpServer, "Connection"] = field(default_factory=dict)
     _failed: dict[McpServer, tuple[float, McpFault]] = field(default_factory=dict)
     _closing: set["asyncio.Task[None]"] = field(default_factory=set)
@@ -185,7 +184,7 @@ class McpServers:
         if used is not None:
             self._drop(server)
         failed_at, fault = self._failed.pop(server, (float("-inf"), None))
-        if fault is not None and self.clock() < failed_at + COOLDOWN_S:
+        if fault is not None and time.monotonic() < failed_at + COOLDOWN_S:
             self._failed[server] = failed_at, fault
             raise fault
         if not is_installed():
@@ -204,7 +203,7 @@ class McpServers:
         if not used.was_open:
             if len(self._failed) >= MAX_CONNECTIONS:
                 self._failed.clear()
-            self._failed[server] = self.clock(), fault
+            self._failed[server] = time.monotonic(), fault
         self._drop(server)
 
     def _drop(self, server: McpServer) -> None:

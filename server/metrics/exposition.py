@@ -68,17 +68,15 @@ class Metrics:
     def __init__(
         self,
         states: Callable[[], Sequence[ModelState]] = lambda: (),
-        clock: Callable[[], float] = time.monotonic,
         spent: Callable[[], Mapping[str, tuple[int, int]]] = dict,
         gpus: Collector | None = None,
     ) -> None:
         """`spent` returns the tokens of each key of today and of this month (UTC). `gpus`: see `metrics.gpu`."""
         self.started_at = time.time()  # unix seconds
         self._states, self._spent = states, spent
-        self._clock = clock
         self._load_begun: dict[str, float] = {}
         self.ledger = Ledger()
-        self._windows = Windows(clock)
+        self._windows = Windows()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(EngineCollector(self.ledger.totals, self._windows))
         self._registry.register(ServerCollector(states))
@@ -119,7 +117,7 @@ class Metrics:
     def status_changed(self, event: StatusChanged) -> None:
         """Count loads, and their time."""
         if event.status is Status.LOADING:
-            self._load_begun[event.model] = self._clock()
+            self._load_begun[event.model] = time.monotonic()
             return
         begun = self._load_begun.pop(event.model, None)
         if begun is None:
@@ -127,7 +125,7 @@ class Metrics:
         results = {Status.READY: "ready", Status.FAILED: "failed"}
         self._count("model_loads", event.model, results.get(event.status, "cancelled"))
         if event.status is Status.READY:
-            self._load_seconds.labels(event.model).observe(self._clock() - begun)
+            self._load_seconds.labels(event.model).observe(time.monotonic() - begun)
 
     def ended(self, record: Record) -> None:
         self._count("http_requests", record.route, record.method, str(record.status))

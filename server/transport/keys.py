@@ -169,11 +169,11 @@ class KeyStore:
     def __len__(self) -> int:
         return len(self._by_hash)
 
-    def named(self, name: str, now: Callable[[], float] = time.time) -> Key | None:
+    def named(self, name: str) -> Key | None:
         """Return a valid key of that name, `ANYBODY` for no name on a server without keys, otherwise None."""
         if not name:
             return None if self.required else ANYBODY
-        return next((key for key in self._by_hash.values() if key.name == name and key.expires_at > now()), None)
+        return next((key for key in self._by_hash.values() if key.name == name and key.expires_at > time.time()), None)
 
     def find(self, given: bytes, now: Callable[[], float] = time.time) -> Key | None:
         """Return the valid key that a client gave, otherwise None. It is found by its hash, so the time that the search

@@ -185,15 +185,8 @@ class KeptStreams:
     served from memory, also while Redis cannot be used.
     """
 
-    def __init__(
-        self,
-        redis: Redis | None = None,
-        *,
-        max_streams: int = MAX_STREAMS,
-        max_bytes: int = MAX_BYTES,
-        kept_s: float = KEPT_S,
-    ) -> None:
-        self._redis, self._max_streams, self._max_bytes, self._kept_s = redis, max_streams, max_bytes, kept_s
+    def __init__(self, redis: Redis | None = None) -> None:
+        self._redis = redis
         self._streams: dict[tuple[str, str], KeptStream] = {}
         self._ended: dict[tuple[str, str], float] = {}  # when those that have ended expire, the oldest first
         self._timer: asyncio.TimerHandle | None = None
@@ -256,14 +249,14 @@ class KeptStreams:
         if not stream.total_bytes:
             del self._streams[key]
             return
-        self._ended[key] = asyncio.get_running_loop().time() + self._kept_s
+        self._ended[key] = asyncio.get_running_loop().time() + KEPT_S
         self._drop_old()
 
     def _drop_old(self) -> None:
         """Delete ended streams that have expired, and the oldest that are too many."""
         loop, n_bytes = asyncio.get_running_loop(), sum(len(self._streams[key].content) for key in self._ended)
         for key, expires_at in list(self._ended.items()):
-            if expires_at > loop.time() and len(self._ended) <= self._max_streams and n_bytes <= self._max_bytes:
+            if expires_at > loop.time() and len(self._ended) <= MAX_STREAMS and n_bytes <= MAX_BYTES:
                 break
             n_bytes -= len(self._streams.pop(key).content)
             del self._ended[key]

@@ -241,8 +241,10 @@ async def kept(streams: KeptStreams, name: str, body: bytes) -> KeptStream:
     return stream
 
 
-async def test_the_oldest_streams_are_forgotten_first() -> None:
-    streams = KeptStreams(max_streams=2, max_bytes=10)
+async def test_the_oldest_streams_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.transport.resumable.MAX_STREAMS", 2)
+    monkeypatch.setattr("server.transport.resumable.MAX_BYTES", 10)
+    streams = KeptStreams()
     for name in "abc":
         await kept(streams, name, b"123")
     assert [s.conversation for s in await streams.of("me", "abc")] == ["b", "c"]
@@ -250,8 +252,9 @@ async def test_the_oldest_streams_are_forgotten_first() -> None:
     assert [s.conversation for s in await streams.of("me", "abcd")] == ["d"]
 
 
-async def test_a_stream_is_forgotten_after_its_time() -> None:
-    streams = KeptStreams(kept_s=0.001)
+async def test_a_stream_is_forgotten_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.transport.resumable.KEPT_S", 0.001)
+    streams = KeptStreams()
     await kept(streams, "a", b"123")
     await until(lambda: not streams._streams)
 
