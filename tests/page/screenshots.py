@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
+from tests.page.browser import say
 from tests.page.conftest import CHROMIUM, KEY, Visit, enter_key, full_queue, guarded_server
 from tests.support.real_server import ROOT, RealServer, llamapool_config
 
@@ -89,8 +90,7 @@ def take(browser: Any, server: RealServer, name: str) -> None:
         page.fill(".settings label:has-text('Maximum tokens') input", "160")
         page.click(".settings button[aria-label=Close]")
         for text in ("Why is the sky blue? Answer in two sentences.", "Write a Python function that adds two numbers."):
-            page.fill(".composer textarea", text)
-            page.keyboard.press("Enter")
+            say(page, text)
             page.wait_for_selector("button[aria-label=Stop]", state="attached")
             page.wait_for_selector("button[aria-label=Send]", timeout=120_000)
     else:
@@ -157,11 +157,6 @@ STATES = {
     "state-key": (state_key, PHONE | DARK),
 }
 """What is shown when something is missing."""
-
-
-def say(page: Any, text: str) -> None:
-    page.fill(".composer textarea", text)
-    page.keyboard.press("Enter")
 
 
 def take_state(browser: Any, server: RealServer, guarded: RealServer, name: str) -> None:

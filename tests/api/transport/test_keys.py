@@ -224,25 +224,23 @@ async def test_so_many_at_once(
         assert (await chat(api, "ada")).status_code == 200
 
 
-@pytest.mark.parametrize(("ceiling", "asked", "status"), [(0, -1, 403), (0, 0, 200), (-5, -5, 200), (-5, -6, 403)])
+@pytest.mark.parametrize(
+    ("ceiling", "priorities"), [(0, {-1: None, 0: 0}), (-5, {-5: -5, -6: None}), (3, {0: 3, 2: 3, 4: 4})]
+)
 async def test_nobody_is_more_urgent_than_his_key(
-    serve: Serve, tmp_path: Path, ceiling: int, asked: int, status: int
+    serve: Serve, tmp_path: Path, ceiling: int, priorities: dict[int, int | None]
 ) -> None:
+    """`priorities`: what a request gets for each that it asks for, None = 403. 0 is asked for by asking for nothing."""
     async with serve(server=server(key_file(tmp_path, ada={"priority": ceiling}))) as api:
-        assert (await chat(api, "ada", priority=asked)).status_code == status
-
-
-async def test_who_asks_for_no_priority_gets_his_keys(serve: Serve, tmp_path: Path) -> None:
-    async with serve(server=server(key_file(tmp_path, ada={"priority": 3}))) as api:
         seen: list[int] = []
         engine = api.loaded().engine
         submit = engine.submit
         engine.submit = (  # type: ignore[method-assign]
             lambda request, sink: seen.append(request.priority) or submit(request, sink)  # type: ignore[func-returns-value]
         )
-        for asked in (0, 2, 4):
-            assert (await chat(api, "ada", priority=asked)).status_code == 200
-        assert seen == [3, 3, 4]
+        for asked, got in priorities.items():
+            assert (await chat(api, "ada", priority=asked)).status_code == (403 if got is None else 200)
+        assert seen == [got for got in priorities.values() if got is not None]
 
 
 async def test_the_file_is_followed(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
