@@ -53,7 +53,6 @@ class Api:
         return pool
 
     def loaded(self, model: str = "demo") -> LoadedModel:
-        """A model that is loaded."""
         found = self.pool.state(model).loaded
         assert found is not None
         return found
@@ -127,7 +126,6 @@ async def run_app(app: FastAPI) -> AsyncIterator[None]:
 async def running(
     app: FastAPI, loader: FakeLoader, *, address: str = "127.0.0.1", headers: Any = None
 ) -> AsyncIterator[Api]:
-    """Run `app`, with a client at `address`."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=True, client=(address, 1))
     async with run_app(app), httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
         yield Api(app, client, loader)
@@ -190,7 +188,6 @@ async def api(serve: Serve) -> AsyncIterator[Api]:
 
 @pytest.fixture
 def client(api: Api) -> httpx.AsyncClient:
-    """A client of `api`."""
     return api.client
 
 

@@ -53,7 +53,6 @@ class Exchange:
         self.messages.put_nowait(message)
 
     def disconnect(self) -> None:
-        """The client goes away."""
         self.gone.set()
 
     async def start(self) -> int:

@@ -72,7 +72,6 @@ async def api(serve: Serve, tmp_path: Any) -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def document(api: Api) -> Any:
-    """The description."""
     return (await api.expect("GET /openapi.json")).json()
 
 

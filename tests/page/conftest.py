@@ -93,7 +93,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 @contextmanager
 def guarded_server(folder: Path) -> Iterator[RealServer]:
-    """As the fixture."""
     config, keys = folder / "guarded.yaml", folder / "keys.yaml"
     keys.write_text(KEYS.format(hash=hashlib.sha256(KEY.encode()).hexdigest()))
     config.write_text(GUARDED.format(keys=keys, demo=DEMO))
@@ -212,7 +211,6 @@ class Visit:
             self.faults.append(message.text)
 
     def open(self, view: str = "chat") -> Any:
-        """Show a view."""
         self.page.goto(f"{self.base}/#/{view}")
         self.page.wait_for_selector("main")
         return self.page
@@ -284,6 +282,5 @@ def mcp() -> Iterator[McpServer]:
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """axe-core's script."""
     place = os.environ.get("AXE_CORE", str(ROOT / "build" / "page" / "axe.min.js"))
     return Path(place).read_text()

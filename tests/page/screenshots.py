@@ -160,7 +160,6 @@ STATES = {
 
 
 def take_state(browser: Any, server: RealServer, guarded: RealServer, name: str) -> None:
-    """One picture of a state."""
     reach, options = STATES[name]
     visit = Visit(browser, (guarded if name in ("state-queue", "state-key") else server).base_url, **options)
     visit.page.set_viewport_size(
@@ -173,7 +172,6 @@ def take_state(browser: Any, server: RealServer, guarded: RealServer, name: str)
 
 
 def main(talker: Path, only: list[str]) -> None:
-    """These pictures, or all."""
     PLACE.mkdir(exist_ok=True)
     folder = Path("/tmp/models")
     folder.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import pytest
 
 from server.transport.limits import connection_limit
 from tests.api.conftest import GoLive, Live, Serve, chat_request, until
+from tests.api.transport.test_framing import HANDSHAKE
 from tests.support.fakes import FakeLoader
 
 PROXIES_KEEP_S = 60  # nginx's keepalive_timeout of an upstream, and ALB's idle timeout
@@ -47,15 +48,13 @@ async def test_an_administration_port_that_uvicorn_does_not_open_is_named(
     assert "admin_port" not in caplog.text
 
 
-HANDSHAKE = (
-    b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
-
-
 @pytest.mark.parametrize(
     ("request_", "status"),
-    [(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", 200), (b"nonsense\r\n\r\n", 400), (HANDSHAKE, 101)],
+    [
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /v1/responses HTTP/1.1\r\nHost: x\r\n" + HANDSHAKE + b"\r\n", 101),
+    ],
 )
 async def test_every_reply_names_one_server(live: GoLive, request_: bytes, status: int) -> None:
     async with live() as server:
