@@ -22,36 +22,20 @@ class ReplicaLost(Unavailable):
         super().__init__("the replica that had this request has ended; send it again")
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A request."""
-
-    method: str
-    path: str  # after the application's route prefix
-    query: bytes
-    headers: Headers
-    body: bytes
-    client: tuple[str, int] | None
-    server: tuple[str, int | None] | None
-    scheme: str
-
-    def scope(self) -> Scope:
-        """Return the ASGI scope."""
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": self.method,
-            "scheme": self.scheme,
-            "path": self.path,
-            "raw_path": self.path.encode(),
-            "query_string": self.query,
-            "root_path": "",
-            "headers": list(self.headers),
-            "client": self.client,
-            "server": self.server,
-            "state": {},
-        }
+def portable(scope: Scope, path: str, headers: Headers) -> Scope:
+    """Return the ASGI scope of a request for a replica: what can be pickled. `path` is after the route prefix."""
+    return {
+        **{key: scope.get(key) for key in ("method", "query_string", "client", "server")},
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "scheme": scope.get("scheme", "http"),
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "headers": headers,
+        "state": {},
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +50,8 @@ class Head:
 class Exchange:
     """`receive` and `send` of an ASGI application for one request. What it sends while nobody asks is one piece."""
 
-    def __init__(self, sent: Sent, replica: str) -> None:
-        self._body: bytes | None = sent.body
+    def __init__(self, body: bytes, replica: str) -> None:
+        self._body: bytes | None = body
         self._replica = replica
         self._head: Head | None = None
         self._waiting: list[bytes] = []

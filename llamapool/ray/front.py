@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from llamapool.ray.crossing import Head, ReplicaLost, Sent, last_words
+from llamapool.ray.crossing import Head, ReplicaLost, last_words, portable
 from llamapool.ray.placement import aim_of
 from server.errors import InvalidRequest
 from server.transport.body import BodyTooLarge
@@ -47,19 +47,11 @@ class Front:
             raise InvalidRequest(
                 f"{request.method} {path} is about one replica: name it in the header {REPLICA}, as replies do"
             )
-        sent = Sent(
-            method=request.method,
-            path=path,
-            query=request.scope["query_string"],
-            headers=[(name, value) for name, value in request.headers.raw if name != REPLICA.encode()],
-            body=await self._body(request),
-            client=request.scope.get("client"),
-            server=request.scope.get("server"),
-            scheme=request.scope.get("scheme", "http"),
-        )
-        aim = aim_of(sent.body, replica)
+        headers = [(name, value) for name, value in request.headers.raw if name != REPLICA.encode()]
+        scope, body = portable(request.scope, path, headers), await self._body(request)
+        aim = aim_of(body, replica)
         for _ in range(TRIES):  # one that has not begun to answer may be asked again elsewhere
-            parts = self._answer.remote(sent, aim)
+            parts = self._answer.remote(scope, body, aim)
             try:
                 head: Head = await anext(parts)
             except RayActorError:

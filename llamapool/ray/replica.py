@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Sequence
 
 from fastapi import FastAPI
 from ray import serve
+from starlette.types import Scope
 
 from llamapool.app import create_app, load_settings
-from llamapool.ray.crossing import Exchange, Head, Headers, Sent
+from llamapool.ray.crossing import Exchange, Head, Headers
 from llamapool.ray.placement import Aim
 from server import logs
 from server.errors import Unavailable
@@ -37,10 +38,10 @@ class Replica:
         if lifespan is not None:
             await lifespan.__aexit__(None, None, None)
 
-    async def answer(self, sent: Sent, aim: Aim) -> AsyncGenerator[Head | bytes, None]:
+    async def answer(self, scope: Scope, body: bytes, aim: Aim) -> AsyncGenerator[Head | bytes, None]:
         """Yield the reply's head, then its body. Closing the generator cancels the request. The router uses `aim`."""
-        exchange = Exchange(sent, self._id)
-        app = asyncio.create_task(self._app(sent.scope(), exchange.receive, exchange.send))
+        exchange = Exchange(body, self._id)
+        app = asyncio.create_task(self._app(scope, exchange.receive, exchange.send))
         app.add_done_callback(lambda _: exchange.end())
         try:
             while (part := await exchange.next()) is not None:

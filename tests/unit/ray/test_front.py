@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+import pickle
 import sys
 from collections.abc import AsyncIterator, Iterator
 from types import ModuleType
@@ -14,10 +15,9 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message, Receive, Send
 
-from llamapool.ray.crossing import MAX_WAITING, Exchange, Head, ReplicaLost, Sent, last_words
+from llamapool.ray.crossing import MAX_WAITING, Exchange, Head, ReplicaLost, last_words, portable
 from llamapool.ray.placement import LOAD, PIECE, Aim, Candidate, Placement, aim_of, pieces
 
-SENT = Sent("POST", "/v1/x", b"a=1", [(b"host", b"h")], b"body", ("127.0.0.1", 1), ("127.0.0.1", 2), "http")
 EVENTS = [(b"Content-Type", b"text/event-stream; charset=utf-8")]
 
 
@@ -30,13 +30,13 @@ async def answer(receive: Receive, send: Send) -> None:
 
 
 async def test_a_reply_in_order_and_what_waits_in_one_piece() -> None:
-    exchange = Exchange(SENT, "r1")
+    exchange = Exchange(b"body", "r1")
     await answer(exchange.receive, exchange.send)
     assert [await exchange.next() for _ in range(3)] == [Head(201, [(b"a", b"b")], "r1"), b"onetwoend", None]
 
 
 async def test_the_front_gets_each_piece_that_it_waits_for() -> None:
-    exchange = Exchange(SENT, "r1")
+    exchange = Exchange(b"body", "r1")
     app = asyncio.create_task(answer(exchange.receive, exchange.send))
     parts = []
     while (part := await exchange.next()) is not None:
@@ -47,13 +47,13 @@ async def test_the_front_gets_each_piece_that_it_waits_for() -> None:
 
 
 async def test_an_application_that_says_nothing_ends_the_reply() -> None:
-    exchange = Exchange(SENT, "r1")
+    exchange = Exchange(b"body", "r1")
     exchange.end()
     assert await exchange.next() is None
 
 
 async def test_leaving_is_a_disconnect() -> None:
-    exchange = Exchange(SENT, "r1")
+    exchange = Exchange(b"body", "r1")
     assert (await exchange.receive())["type"] == "http.request"
     waiting = asyncio.ensure_future(cast("asyncio.Future[Message]", exchange.receive()))
     exchange.leave()
@@ -61,7 +61,7 @@ async def test_leaving_is_a_disconnect() -> None:
 
 
 async def test_who_sends_waits_for_who_is_slow() -> None:
-    exchange = Exchange(SENT, "r1")
+    exchange = Exchange(b"body", "r1")
     much: Message = {"type": "http.response.body", "body": bytes(MAX_WAITING + 1), "more_body": True}
     sending = asyncio.create_task(exchange.send(much))
     await asyncio.sleep(0)
@@ -74,9 +74,12 @@ async def test_who_sends_waits_for_who_is_slow() -> None:
     await sending
 
 
-def test_the_scope_is_a_requests() -> None:
-    scope = SENT.scope()
-    assert (scope["type"], scope["method"], scope["path"], scope["query_string"]) == ("http", "POST", "/v1/x", b"a=1")
+def test_the_scope_of_a_replica_can_be_pickled_and_has_its_own_path() -> None:
+    given = {"method": "POST", "query_string": b"a=1", "client": ("127.0.0.1", 1), "server": None, "scheme": "https"}
+    scope = portable({**given, "path": "/llm/v1/x", "router": lambda: None}, "/v1/x", [(b"host", b"h")])
+    assert pickle.loads(pickle.dumps(scope)) == scope
+    assert {**scope, **given} == scope
+    assert (scope["type"], scope["path"], scope["raw_path"]) == ("http", "/v1/x", b"/v1/x")
     assert scope["headers"] == [(b"host", b"h")]
 
 
@@ -116,8 +119,8 @@ class _Method:
 
 
 class _Parts:
-    def __init__(self, sent: Sent, status: int) -> None:
-        self.parts: list[Head | bytes] = [Head(status, [], "r1"), str(len(sent.body)).encode()]
+    def __init__(self, body: bytes, status: int) -> None:
+        self.parts: list[Head | bytes] = [Head(status, [], "r1"), str(len(body)).encode()]
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
@@ -137,7 +140,7 @@ class _Replicas:
     def __init__(self) -> None:
         self.n_asked = 0
         self.knows = _Method(self._knows)
-        self.answer = _Method(lambda sent, _: _Parts(sent, 200 if KEY in sent.headers else 401))
+        self.answer = _Method(lambda scope, body, _: _Parts(body, 200 if KEY in scope["headers"] else 401))
 
     def options(self, *, stream: bool) -> "_Replicas":
         assert stream
