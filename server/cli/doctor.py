@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -34,13 +33,8 @@ _BUILD = "build it here: pip install --force-reinstall --no-binary llama-cpp-pyt
 _MIN_FREE = 1 << 30  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check, with what to do unless it is ok."""
-
-    status: Literal["ok", "warn", "fail"]
-    check: str
-    text: str
+Finding = tuple[Literal["ok", "warn", "fail"], str, str]
+"""The result of a check, the check, and what was found, with what to do unless it is ok."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -49,28 +43,28 @@ def main(words: Sequence[str]) -> int:
         print(USAGE)
         return 0
     failed = False
-    for finding in findings(words):
-        print(f"{finding.status:4}  {finding.check:14} {finding.text}", flush=True)
-        failed |= finding.status == "fail"
+    for status, check, text in findings(words):
+        print(f"{status:4}  {check:14} {text}", flush=True)
+        failed |= status == "fail"
     return int(failed)
 
 
 def findings(words: Sequence[str]) -> Iterator[Finding]:
     """Yield the finding of each check of a server that starts with these flags."""
-    yield Finding("ok", "version", f"Llamapool {__version__}, llama-cpp-python {version('llama-cpp-python')}")
+    yield ("ok", "version", f"Llamapool {__version__}, llama-cpp-python {version('llama-cpp-python')}")
     yield from _cpu()
     problem = seccomp.problem()
-    yield Finding("warn" if problem else "ok", "sandbox", problem or "system calls are filtered")
+    yield ("warn" if problem else "ok", "sandbox", problem or "system calls are filtered")
     try:
         settings = load_settings(words)
         warnings = [*check_reach(settings.server), *check_files(settings)]
         check_certificate(settings.server)
     except ConfigError as error:
-        yield Finding("fail", "configuration", error.message)
+        yield ("fail", "configuration", error.message)
         return
-    yield Finding("ok", "configuration", str(settings.config_path or "flags and environment"))
+    yield ("ok", "configuration", str(settings.config_path or "flags and environment"))
     for warning in warnings:
-        yield Finding("warn", "configuration", warning)
+        yield ("warn", "configuration", warning)
     yield _port(settings)
     yield _keys(settings)
     yield from _models(settings)
@@ -84,30 +78,28 @@ def _cpu() -> Iterator[Finding]:
         flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
         unused = [name for flag, name in _CPU_FEATURES.items() if flag in flags and f"{name} = 1" not in info]
         if unused:
-            yield Finding(
-                "warn", "CPU", f"the library was built without {', '.join(unused)}, which this CPU has; {_BUILD}"
-            )
+            yield ("warn", "CPU", f"the library was built without {', '.join(unused)}, which this CPU has; {_BUILD}")
             return
     used = ", ".join(re.findall(r"(\w+) = 1", info))
-    yield Finding("ok", "CPU", f"{os.cpu_count()} threads; the library uses {used}")
+    yield ("ok", "CPU", f"{os.cpu_count()} threads; the library uses {used}")
 
 
 def _port(settings: Settings) -> Finding:
     try:
         listeners = open_listeners(settings.server)
     except ConfigError as error:
-        return Finding("fail", "port", error.message)
+        return ("fail", "port", error.message)
     for listener in listeners:
         listener.close()
-    return Finding("ok", "port", f"{', '.join(listener.url for listener in listeners)} is free")
+    return ("ok", "port", f"{', '.join(listener.url for listener in listeners)} is free")
 
 
 def _keys(settings: Settings) -> Finding:
     file = settings.server.keys_file
     if file is not None:
-        return Finding("ok", "keys", str(file))
+        return ("ok", "keys", str(file))
     n_keys = len(settings.server.all_api_keys())
-    return Finding("ok", "keys", f"{n_keys} API keys" if n_keys else "no API key: every client that connects is served")
+    return ("ok", "keys", f"{n_keys} API keys" if n_keys else "no API key: every client that connects is served")
 
 
 def _models(settings: Settings) -> Iterator[Finding]:
@@ -119,16 +111,14 @@ def _models(settings: Settings) -> Iterator[Finding]:
     for name, now in memory.items():
         free = f"{readable(now.free)} of {readable(now.total)} free"
         few = name == HOST and now.free < _MIN_FREE
-        yield Finding("warn" if few else "ok", f"memory {name}", f"{free}; end other programs" if few else free)
+        yield ("warn" if few else "ok", f"memory {name}", f"{free}; end other programs" if few else free)
     specs = model_specs(settings)
     if not specs:
-        yield Finding("warn", "models", "none configured or cached; run llamapool pull OWNER/NAME[:QUANT]")
+        yield ("warn", "models", "none configured or cached; run llamapool pull OWNER/NAME[:QUANT]")
     limits = settings.server.budget.limits(memory)
     for spec in specs:
         if spec.missing:
-            yield Finding(
-                "warn", f"model {spec.id}", "not downloaded yet; run llamapool pull, or wait at the first load"
-            )
+            yield ("warn", f"model {spec.id}", "not downloaded yet; run llamapool pull, or wait at the first load")
             continue
         try:
             fit = loader.fit(spec, limits)
@@ -136,11 +126,11 @@ def _models(settings: Settings) -> Iterator[Finding]:
             if spec.native.lora and (problem := adapter_problem(spec)):
                 raise ModelFailed(spec.id, f"lora: {problem}")
         except LlamapoolError as error:
-            yield Finding("fail", f"model {spec.id}", f"{error.message}; see llamapool fit {spec.id}")
+            yield ("fail", f"model {spec.id}", f"{error.message}; see llamapool fit {spec.id}")
             continue
         taken = sum(each.total for each in (fit.footprint or {}).values())
         notes = "".join(f"; {note}" for note in fit.notes)
-        yield Finding("ok", f"model {spec.id}", f"needs {readable(taken)}{template}{notes}")
+        yield ("ok", f"model {spec.id}", f"needs {readable(taken)}{template}{notes}")
 
 
 def _template(loader: Loader, spec: ModelSpec) -> str:
