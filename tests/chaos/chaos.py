@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,18 +132,14 @@ def test_a_models_own_process_is_killed(tmp_path: Path) -> None:
     with serving(tmp_path, two(tmp_path, isolation="process", load="startup")) as server:
         well(server, "a", "b")
         before = children(server)
-        with server.open_stream("/v1/chat/completions", {"model": "a", **LONG}) as other:
-            ended: list[str] = []
-
-            def ask() -> None:
-                ended.append(str(chat(server, "b", **LONG).status))
-
-            asking = threading.Thread(target=ask)
-            asking.start()
+        with (
+            ThreadPoolExecutor() as clients,
+            server.open_stream("/v1/chat/completions", {"model": "a", **LONG}) as other,
+        ):
+            asking = clients.submit(chat, server, "b", **LONG)
             for pid in _those_of(before, "b"):
                 os.kill(pid, signal.SIGKILL)
-            asking.join(WITHIN_S)
-            assert ended, "a request of a process that was killed never ends"
+            asking.result(WITHIN_S)
             assert b"[DONE]" in other.read()
         wait_until(lambda: chat(server, "b").status == 200, "a model whose process was killed is not loaded again")
         well(server, "a", "b")
@@ -226,23 +223,18 @@ def test_no_descriptors_are_left(tmp_path: Path) -> None:
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         in_use = max(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (in_use + 1, hard))
-        statuses: list[int] = []
 
-        def ask() -> None:
+        def ask(_: int) -> int:
             try:
-                statuses.append(chat(server, "b").status)
+                return chat(server, "b").status
             except OSError:  # it could not be accepted
-                statuses.append(0)
+                return 0
 
-        asking = [threading.Thread(target=ask) for _ in range(4)]
-        for one in asking:
-            one.start()
-        wait_until(lambda: "Too many open files" in server.log_tail(100_000), "there were descriptors")
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-        for one in asking:
-            one.join(WITHIN_S)
-        assert len(statuses) == len(asking)
-        assert set(statuses) <= {0, 200, 503}
+        with ThreadPoolExecutor() as clients:
+            asked = clients.map(ask, range(4), timeout=WITHIN_S)
+            wait_until(lambda: "Too many open files" in server.log_tail(100_000), "there were descriptors")
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+            assert set(asked) <= {0, 200, 503}
         wait_until(lambda: chat(server, "b").status == 200, "with descriptors again, the model doesn't load")
         well(server, "a", "b")
 
@@ -304,20 +296,14 @@ def test_a_slow_disk(tmp_path: Path, library: Path) -> None:
     with chaotic(tmp_path, library, {"a": two(tmp_path)["a"]}, slot_save_path=str(slots)) as (server, bring):
         well(server, "a")
         bring("slow", 3000)
-        saved: list[int] = []
-
-        def save() -> None:
-            saved.append(server.request("POST", "/slots/0?action=save", {"filename": "one"}).status)
-
-        saving = threading.Thread(target=save)
-        saving.start()
-        for _ in range(3):
-            assert chat(server, "a", id_slot=1).status == 200
-        assert not saved, "the disk was not slow"
-        assert server.request("GET", "/health").status == 200
-        bring("slow", 0)
-        saving.join(WITHIN_S)
-        assert saved == [200]
+        with ThreadPoolExecutor() as clients:
+            saving = clients.submit(server.request, "POST", "/slots/0?action=save", {"filename": "one"})
+            for _ in range(3):
+                assert chat(server, "a", id_slot=1).status == 200
+            assert not saving.done(), "the disk was not slow"
+            assert server.request("GET", "/health").status == 200
+            bring("slow", 0)
+            assert saving.result(WITHIN_S).status == 200
         well(server, "a")
 
 

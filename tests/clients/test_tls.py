@@ -24,18 +24,11 @@ class TlsServer(RealServer):
 
     def __init__(self, model: Path, folder: Path) -> None:
         self.key, self.certificate = make_certificate(folder)
-        self.trust = ssl.create_default_context(cafile=self.certificate)
+        self.tls = ssl.create_default_context(cafile=self.certificate)
         port = free_port()
         sizes = ("-m", model, "--port", port, "-c", 512, "-t", 1)
         files = ("--ssl-key-file", self.key, "--ssl-cert-file", self.certificate)
         super().__init__([sys.executable, "-m", "server", *map(str, (*sizes, *files))], port, QUIET)
-
-    @property
-    def base_url(self) -> str:
-        return f"https://{self.host}:{self.port}"
-
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.trust)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +38,7 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tl
 
 
 def test_the_openai_client_streams_over_https(server: TlsServer) -> None:
-    options = {"base_url": f"{server.base_url}/v1", "http_client": DefaultHttpxClient(verify=server.trust)}
+    options = {"base_url": f"{server.base_url}/v1", "http_client": DefaultHttpxClient(verify=server.tls)}
     with OpenAI(**options, api_key="-", max_retries=0, timeout=REPLY_S) as client:  # type: ignore[arg-type]
         stream = client.chat.completions.create(
             model="any", messages=[{"role": "user", "content": "Hi"}], max_tokens=4, stream=True

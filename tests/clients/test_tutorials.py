@@ -5,7 +5,6 @@ A fence's title says what a block is: a file to write, ``server`` (a command tha
 the ``sh`` block before it.
 """
 
-import http.client
 import os
 import re
 import shutil
@@ -86,16 +85,12 @@ def test_a_tutorial_works_as_written(page: Path, tmp_path: Path) -> None:
 def _serve(command: str, port: int, folder: Path, environment: dict[str, str]) -> RealServer:
     """Start the server of a tutorial. Entering the returned context waits until it is healthy."""
     assert command.startswith("llamapool ")
-    words = ["bash", "-c", f"cd {folder} && exec {command}"]
-    return (_TlsServer if "--ssl-cert-file" in command else RealServer)(words, port, environment)
-
-
-class _TlsServer(RealServer):
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # only the health check: curl verifies the certificate
-        return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
+    server = RealServer(["bash", "-c", f"cd {folder} && exec {command}"], port, environment)
+    if "--ssl-cert-file" in command:
+        server.tls = ssl.create_default_context()
+        server.tls.check_hostname = False
+        server.tls.verify_mode = ssl.CERT_NONE  # only the health check: curl verifies the certificate
+    return server
 
 
 def _contains(output: str, expected: str) -> None:

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ class RealServer:
     """A server process. Use it as a context manager; `request` speaks plain HTTP to it."""
 
     health = "/health"
+    tls: ssl.SSLContext | None = None  # for HTTPS: whom requests trust
     ready_s = 180.0
     poll_s = POLL_S
 
@@ -78,7 +80,7 @@ class RealServer:
     @property
     def base_url(self) -> str:
         """``http://host:port``, without a path."""
-        return f"http://{self.host}:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
 
     def wait_until_ready(self) -> None:
         """Wait until it `serves`. Raises `ServerStartError`."""
@@ -97,6 +99,8 @@ class RealServer:
             return False
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self.tls is not None:
+            return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=self.tls)
         return http.client.HTTPConnection(self.host, self.port, timeout=timeout_s)
 
     def request(
