@@ -22,6 +22,8 @@ pytestmark = NEEDS_OPENSSL
 class TlsServer(RealServer):
     """`python -m server` over TLS; requests trust only the certificate in `folder`."""
 
+    tls: ssl.SSLContext
+
     def __init__(self, model: Path, folder: Path) -> None:
         self.key, self.certificate = make_certificate(folder)
         self.tls = ssl.create_default_context(cafile=self.certificate)
