@@ -93,8 +93,10 @@ class Placement:
 
     @property
     def n_in_cells(self) -> int:
-        """Those of them that need no additional cells; a cached entry needs cells."""
-        return 0 if isinstance(self.source, CacheEntry) else self.n_cached
+        """Those of them that need no additional cells, because another slot holds them. Cells of the slot itself count
+        as free until it is occupied.
+        """
+        return self.n_cached if isinstance(self.source, Slot) and self.source is not self.slot else 0
 
 
 def n_id_groups(ids: AbstractSet[int]) -> int:

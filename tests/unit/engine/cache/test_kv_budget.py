@@ -14,7 +14,7 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.scheduler import Scheduler
 from server.engine.sequence import Phase, Sequence, Slot
 from tests.unit.engine.builders import sequence
-from tests.unit.engine.schedule.test_scheduler import decoding, finish, place, scheduler, waiting
+from tests.unit.engine.schedule.test_scheduler import decoding, finish, place, placed, scheduler, waiting
 
 
 def holding(
@@ -113,6 +113,16 @@ def test_the_least_urgent_and_of_these_the_newest_is_preempted() -> None:
     budget.measure()
     assert budget.free == 1000 - 300 - 100 - 2 * REPLY_CELLS
     assert not budget.surely_lacks_cells(newest)
+
+
+def test_cells_of_an_idle_cache_count_for_the_prompt_that_continues_it() -> None:
+    s = scheduler(3, unified=True, n_cells=2000)
+    prefilling = placed(s, [1] * 900)
+    s.slots[2].tokens = [2] * 1000
+    waiting(s, [*[2] * 1000, 3])
+    assert s.place(0.0) is None  # with replies, both need 2029 cells
+    finish(s, prefilling, 1.0)
+    assert place(s).n_reuse == 1000
 
 
 def preempt(s: Scheduler, sequence: Sequence) -> None:
