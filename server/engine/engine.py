@@ -10,7 +10,7 @@ from typing import TypeVar
 from server.engine import snapshots
 from server.engine.cache.disk_cache import DiskCache, StateFiles
 from server.engine.cache.kv_store import Cells
-from server.engine.cache.prefix_cache import MIB, CachedPrefix, CacheEntry, min_limit, ram_tier
+from server.engine.cache.prefix_cache import MIB, CachedPrefix, CacheEntry, ram_tier
 from server.engine.cache.scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, has_failed
@@ -73,7 +73,6 @@ class Engine(Instances[Instance]):
         self._limits = params.queue_timeout_s or params.first_token_timeout_s or params.request_timeout_s
         self._expires = False  # whether `_expire` is scheduled
         self._ram = ram_tier(params.cache_ram, info.free_bytes)  # instances share their states
-        self._own_cache_limit = self._ram.limit
         instances = [
             Instance(runner, params, self._queue, self._ram, i, clock, self._arrivals, self._encoder)
             for i, runner in enumerate(runners)
@@ -103,7 +102,7 @@ class Engine(Instances[Instance]):
         if self._encoder is not None:
             for_media = self._encoder.cache.limit_ram_to(n_bytes // 4 if n_bytes > 0 else n_bytes)
             n_bytes = max(n_bytes - for_media, 0) if n_bytes >= 0 else n_bytes
-        self._ram.limit_to(min_limit(n_bytes, self._own_cache_limit), self._clock())
+        self._ram.limit_to(n_bytes, self._clock())
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, then fail them and free the contexts.

@@ -191,11 +191,6 @@ MIB = 1 << 20
 _DEFAULT_MIB = 8192
 
 
-def min_limit(one: int, other: int) -> int:
-    """Return the smaller of two limits; a negative one is unlimited."""
-    return max(one, other) if min(one, other) < 0 else min(one, other)
-
-
 @dataclass(eq=False, slots=True)
 class CacheEntry(CachedPrefix):
     """A cached KV state without a slot: in RAM, or on disk in the file ``name``, in which case it has no bytes.
@@ -264,6 +259,10 @@ class CacheTier:
     _entries: dict[int, CacheEntry] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
     spill: Callable[[CacheEntry], None] = lambda entry: None
+    _own_limit: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._own_limit = self.limit
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -328,10 +327,10 @@ class CacheTier:
     def _evictable(self, now: float) -> list[CacheEntry]:
         return [entry for entry in self._entries.values() if entry.pinned_until <= now]
 
-    def limit_to(self, limit: int, now: float) -> None:
-        """Set a new limit. Pinned entries stay."""
+    def limit_to(self, n_bytes: int, now: float) -> None:
+        """Limit it to `n_bytes` within its own limit; negative: that one. Pinned entries stay."""
         with self._lock:
-            self.limit = limit
+            self.limit = min([limit for limit in (n_bytes, self._own_limit) if limit >= 0], default=-1)
             self._evict(0, now)
 
     def remove_shorter(self, one: CachedPrefix, now: float) -> list[CacheEntry]:
