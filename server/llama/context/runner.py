@@ -172,7 +172,7 @@ class LlamaRunner(NativeSequences):
     def prepare_logprobs(self, wanted: Sequence[tuple[int, int]]) -> None:
         n_threads = self._parallel.n_threads(len(wanted))
         if n_threads > 1:
-            found, _ = self._parallel.spread([lambda row: self._distribution(*row)] * n_threads, wanted)
+            found, _ = self._parallel.spread([self._distribution] * n_threads, wanted)
             pairs = zip(wanted, found, strict=True)
             self._distributions = {row: each for row, each in pairs if not isinstance(each, Exception)}
 

@@ -63,10 +63,6 @@ class Candidates:
             self._apply(member, self._reference)
         return array
 
-    def draw(self, wanted: "Draw") -> int:
-        """`choose` among all tokens."""
-        return self.choose(*wanted)
-
     def probabilities(self, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
         """After `choose`: the probability that the chain gave `token`, and the `n_top` best with theirs, over 0."""
         view = self._view()
@@ -116,7 +112,6 @@ _NEW = 0.1  # weight of a new measurement
 _MOST_THREADS = 64
 
 Draw = tuple[NativeSampler, Logits]
-T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -176,14 +171,16 @@ class ParallelSampling:
         while len(self._scratch) < n:
             self._scratch.append(Candidates(self._n_vocab, C.llama_sampler_apply))
         began = time.perf_counter()
-        chosen, parts_s = self.spread([scratch.draw for scratch in self._scratch[:n]], wanted)
+        chosen, parts_s = self.spread([scratch.choose for scratch in self._scratch[:n]], wanted)
         if n > 1:
             self._learn(time.perf_counter() - began, parts_s, len(wanted))
         return chosen
 
-    def spread(self, works: Sequence[Callable[[T], R]], rows: Sequence[T]) -> tuple[list[R | Exception], list[float]]:
-        """Do the work for each of `rows`, each of `works` in its own thread. Return results or errors, and the CPU
-        seconds of each thread.
+    def spread(
+        self, works: Sequence[Callable[..., R]], rows: Sequence[tuple[Any, ...]]
+    ) -> tuple[list[R | Exception], list[float]]:
+        """Call each of `works` in its own thread with every n-th of `rows` as arguments. Return results or errors, and
+        the CPU seconds of each thread.
         """
         n = len(works)
         others = [self._threads.submit(_run, works[i], rows[i::n]) for i in range(1, n)]
@@ -201,13 +198,13 @@ class ParallelSampling:
             self._threads.shutdown()
 
 
-def _run(work: Callable[[T], R], rows: Sequence[T]) -> tuple[list[R | Exception], float]:
+def _run(work: Callable[..., R], rows: Sequence[tuple[Any, ...]]) -> tuple[list[R | Exception], float]:
     """Return the results of `work` or its errors, and the CPU seconds in total."""
     done: list[R | Exception] = []
     began = time.thread_time()
     for row in rows:
         try:
-            done.append(work(row))
+            done.append(work(*row))
         except Exception as error:  # noqa: BLE001 - it is the sequence's own; raised where it is sampled
             done.append(error)
     return done, time.thread_time() - began
