@@ -125,9 +125,9 @@ def json_calls(open: str, close: str = "", *, key: str = "arguments", **options:
     return ToolCallSyntax(f'{open}{{"name": "', (f'", "{key}": ',), f"}}{close}", **options)
 
 
-def json_list(open: str, close: str = "", *, key: str = "arguments", **options: Any) -> ToolCallSyntax:  # noqa: A002
+def json_list(open: str, close: str = "", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of a JSON list of such objects."""
-    return ToolCallSyntax('{"name": "', (f'", "{key}": ',), "}", f"{open}[", f"]{close}", ", ", **options)
+    return ToolCallSyntax('{"name": "', ('", "arguments": ',), "}", f"{open}[", f"]{close}", ", ", **options)
 
 
 def python_list(open: str, close: str, *, joint: str = ", ", **options: Any) -> ToolCallSyntax:  # noqa: A002

@@ -39,13 +39,16 @@ class GenerationTag(Extension):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Hugging Face's filters and functions."""
+    """Hugging Face's filters and functions, for a template of that source.
 
-    def __init__(self, *, mutable: bool = False) -> None:
+    A few templates change lists (`.append(`), which llama-server allows and Hugging Face does not. They get copies.
+    """
+
+    def __init__(self, source: str) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag], autoescape=False
         )
-        self._mutable = mutable
+        self._mutable = _CHANGES.search(source) is not None
         self.filters["tojson"] = _tojson
         self.filters["safe"] = str  # nothing is escaped here, and `Markup` would escape what is joined to it
         self.globals["raise_exception"] = _raise_exception
@@ -65,18 +68,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return "".join(text)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether the template may use it; lists and dicts can be changed only in a `mutable` environment."""
+        """Return whether the template may use it; only the copies can be changed."""
         if self._mutable:
             return SandboxedEnvironment.is_safe_attribute(self, obj, attr, value)
         return super().is_safe_attribute(obj, attr, value)
-
-
-def environment(source: str) -> TemplateEnvironment:
-    """Create an environment for that template.
-
-    A few templates change lists (`.append(`), which llama-server allows and Hugging Face does not. They get copies.
-    """
-    return TemplateEnvironment(mutable=_CHANGES.search(source) is not None)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
@@ -115,7 +110,7 @@ def render(source: str, *arguments: Mapping[str, Any]) -> list[str]:
 
 @lru_cache(MAX_COMPILED)
 def _compiled(source: str) -> tuple[TemplateEnvironment, Template]:
-    jinja = environment(source)
+    jinja = TemplateEnvironment(source)
     return jinja, jinja.from_string(source)
 
 

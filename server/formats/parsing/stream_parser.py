@@ -218,31 +218,45 @@ class StreamParser(Reader):
         """
         while True:
             found = yield from self._reasoning_until(*ends, *self.how.openings)
-            if found in ends:
+            if found not in ends:
+                found = yield from self._mentioned(found, ends)
+            if found:
                 return found
-            aside = _Aside(self._parse, replace(self.how, tags=None, primer=""), n_calls=self.n_calls)
+
+    def _mentioned(self, opening: str, ends: tuple[str, ...]) -> Steps[str]:
+        """Parse what may be calls, from `opening` on, up to one of `ends` and return that; "" if other text follows."""
+        aside = StreamParser(self._parse, replace(self.how, tags=None, primer=""), n_calls=self.n_calls)
+        calls: list[Piece] = []
+
+        def take(pieces: list[Piece]) -> None:
+            calls.extend(pieces)
+            if not all(isinstance(piece, ToolCallBegin | ToolCallArguments) for piece in pieces):
+                raise NotMarkup
+
+        try:
+            take(aside.feed(opening))
+            found = yield from self.until(ends, lambda text: take(aside.feed(text)))
+        except NotMarkup:
+            last = self.raw.pop() if self.raw else ""
+            self.reasoning(opening + self.settle())
+            self.back(last)  # it may open a call, too
+            return ""
+        except EndOfText:
+            self.consume(len(self.text))
+            text = opening + self.settle()
             try:
-                aside.read(found)
-                found = yield from self.until(ends, aside.read)
+                take(aside.finish(cut=self.cut))
             except NotMarkup:
-                *mentioned, last = aside.texts
-                if not mentioned:
-                    mentioned, last = [last], ""
-                self.reasoning("".join(mentioned))
-                self.back(last)  # it may open a call, too
-                continue
-            except EndOfText:
-                rest = self.consume(len(self.text))
-                self.settle()
-                if aside.close(cut=self.cut):
-                    for piece in aside.calls:
-                        self._emit(piece)
-                    self.n_calls = aside.n_calls
-                else:
-                    self.reasoning("".join(aside.texts) + rest)
-                raise
-            self.reasoning("".join(aside.texts))
-            return found
+                calls.clear()
+            for piece in calls:
+                self._emit(piece)
+            if calls:
+                self.n_calls = aside.n_calls
+            else:
+                self.reasoning(text)
+            raise
+        self.reasoning(opening + self.settle().removesuffix(found))
+        return found
 
     def _reasoning_until(self, *markers: str) -> Steps[str]:
         """Emit reasoning up to one of the markers and return the marker; a truncated marker is reasoning as well."""
@@ -362,30 +376,6 @@ class StreamParser(Reader):
             self._pieces.append(piece)
         else:
             self._pieces[-1] = replace(last, text=last.text + piece.text)
-
-
-class _Aside(StreamParser):
-    """Parses text in reasoning that may be calls. ``texts``: what it has read. ``calls``: its pieces."""
-
-    def __init__(self, parse: Parse, how: Reading, *, n_calls: int) -> None:
-        super().__init__(parse, how, n_calls=n_calls)
-        self.texts: list[str] = []
-        self.calls: list[Piece] = []
-
-    def read(self, text: str) -> None:
-        """Raises `NotMarkup` when it is no call, or one that more text follows."""
-        self.texts.append(text)
-        if not self._take(self.feed(text)):
-            raise NotMarkup
-
-    def close(self, *, cut: bool) -> bool:
-        """End the text and return whether it consisted of calls only."""
-        return self._take(self.finish(cut=cut)) and bool(self.calls)
-
-    def _take(self, pieces: list[Piece]) -> bool:
-        """Return whether these pieces are of calls."""
-        self.calls += pieces
-        return all(isinstance(piece, ToolCallBegin | ToolCallArguments) for piece in pieces)
 
 
 def plain(turn: StreamParser) -> Steps[None]:

@@ -14,7 +14,7 @@ from server.llama.loader import LlamaLoader
 from server.pool.loading import chat_template
 from server.pool.spec import ChatParams, MetadataOverride, ModelSpec
 from server.templates.built_in import names, source_of
-from server.templates.jinja import environment
+from server.templates.jinja import TemplateEnvironment
 from tests.model.native_fixtures import load
 from tests.support.ggufs import TinyModel, gguf_file
 
@@ -58,7 +58,7 @@ def test_the_names_are_the_librarys() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_a_built_in_template_writes_what_the_library_writes(name: str) -> None:
-    jinja = environment(source_of(name))
+    jinja = TemplateEnvironment(source_of(name))
     template = jinja.from_string(source_of(name))
     for what, chat in CHATS.items():
         if what == "tool" and name in TOOLS_BESIDE:

@@ -4,9 +4,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +28,16 @@ LONG = "{% set long = 'x' * 4000000 %}"
 
 @pytest.fixture(scope="module")
 def isolated() -> Iterator[IsolatedRenderer]:
-    with closing(IsolatedRenderer(WorkLimits(cpu_s=100, wall_s=200, memory_bytes=256 << 20))) as renderer:
-        yield renderer
+    renderer = IsolatedRenderer(WorkLimits(cpu_s=100, wall_s=200, memory_bytes=256 << 20))
+    yield renderer
+    renderer.close()
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[IsolatedRenderer]:
-    limits = WorkLimits(cpu_s=1, wall_s=200)  # a busy machine takes long to give it a second
-    with closing(IsolatedRenderer(limits)) as renderer:
-        yield renderer
-
-
-@pytest.fixture
-def own() -> Iterator[Callable[..., IsolatedRenderer]]:
-    """Create a renderer with such limits that is closed after the test."""
-    with ExitStack() as stack:
-        yield lambda **limits: stack.enter_context(closing(IsolatedRenderer(WorkLimits(**limits))))
+    renderer = IsolatedRenderer(WorkLimits(cpu_s=1, wall_s=200))  # a busy machine takes long to give it a second
+    yield renderer
+    renderer.close()
 
 
 @pytest.fixture(scope="module", params=["in process", "isolated"])
@@ -155,16 +148,19 @@ def test_time_has_an_end_and_costs_this_process_nothing(hasty: IsolatedRenderer,
     assert hasty.render("{{ 1 }}", {}) == ["1"]
 
 
-def test_a_rendering_that_only_waits_ends_too(own: Callable[..., IsolatedRenderer]) -> None:
+def test_a_rendering_that_only_waits_ends_too() -> None:
+    renderer = IsolatedRenderer(WorkLimits(cpu_s=30, wall_s=0.5))
     with pytest.raises(RenderStopped, match=r"more than 0\.5 s"):
-        own(cpu_s=30, wall_s=0.5).render(GROWN + "{{ n.a == n.b }}", GIVEN)
+        renderer.render(GROWN + "{{ n.a == n.b }}", GIVEN)
+    renderer.close()
 
 
-def test_text_has_an_end(own: Callable[..., IsolatedRenderer]) -> None:
-    renderer = own(answer_bytes=1000)
+def test_text_has_an_end() -> None:
+    renderer = IsolatedRenderer(WorkLimits(answer_bytes=1000))
     with pytest.raises(RenderFault, match="1000 bytes"):
         renderer.render("{{ 'ä' * 499 }}", {})
     assert renderer.render("{{ 'ä' * 498 }}", {}) == ["ä" * 498]  # and four bytes for its length
+    renderer.close()
 
 
 def test_what_nests_too_deeply_for_another_process_is_refused(isolated: IsolatedRenderer) -> None:
@@ -175,17 +171,18 @@ def test_what_nests_too_deeply_for_another_process_is_refused(isolated: Isolated
         isolated.render("{{ 1 }}", {"x": deep})
 
 
-def test_a_process_that_has_died_is_replaced(own: Callable[..., IsolatedRenderer]) -> None:
-    renderer = own()
+def test_a_process_that_has_died_is_replaced() -> None:
+    renderer = IsolatedRenderer()
     assert renderer.render("{{ 1 }}", {}) == ["1"]
     (worker,) = renderer._idle
     worker._process.kill()
     worker._process.wait()
     assert renderer.render("{{ 2 }}", {}) == ["2"]
+    renderer.close()
 
 
-def test_a_process_that_is_killed_at_work_costs_a_second_try(own: Callable[..., IsolatedRenderer]) -> None:
-    renderer = own()
+def test_a_process_that_is_killed_at_work_costs_a_second_try() -> None:
+    renderer = IsolatedRenderer()
     renderer.render("{{ 1 }}", {})
     (worker,) = renderer._idle
     os.kill(worker.pid, signal.SIGSTOP)
@@ -195,28 +192,27 @@ def test_a_process_that_is_killed_at_work_costs_a_second_try(own: Callable[..., 
             threading.Event().wait(0.001)
         os.kill(worker.pid, signal.SIGKILL)
         assert answer.result(60) == ["1000000"]
+    renderer.close()
 
 
-def test_a_process_that_takes_nothing_in_is_waited_for_so_long_and_no_longer(
-    own: Callable[..., IsolatedRenderer],
-) -> None:
-    renderer = own(wall_s=0.2)
+def test_a_process_that_takes_nothing_in_is_waited_for_so_long_and_no_longer() -> None:
+    renderer = IsolatedRenderer(WorkLimits(wall_s=0.2))
     worker = Process(ANSWERER, WorkLimits(wall_s=0.2))
     os.kill(worker.pid, signal.SIGSTOP)
     renderer._idle.append(worker)
     with pytest.raises(RenderStopped, match=r"it took more than 0\.2 s"):
         renderer.render("{{ text }}", {"text": "x" * 1_000_000})
+    renderer.close()
 
 
-def test_the_process_knows_the_time_zone_and_no_secret(
-    own: Callable[..., IsolatedRenderer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_process_knows_the_time_zone_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "XXX-11:30")
     monkeypatch.setenv("LLAMA_API_KEY", "secret")
-    renderer = own()
+    renderer = IsolatedRenderer()
     assert renderer.render("{{ strftime_now('%z %Z') }}", {}) == ["+1130 XXX"]
     (worker,) = renderer._idle
     assert b"secret" not in Path(f"/proc/{worker.pid}/environ").read_bytes()
+    renderer.close()
 
 
 def test_a_model_with_an_endless_template_is_refused_when_it_is_loaded(hasty: IsolatedRenderer) -> None:
