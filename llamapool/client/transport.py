@@ -44,19 +44,15 @@ class Transport:
         return _json(self._get(path, params, timeout_s))
 
     def get_text(self, path: str) -> str:
-        """Return the text of a GET."""
         return self._get(path, None, None).text
 
     def delete(self, path: str, params: Mapping[str, str] | None = None) -> Any:
-        """Return the JSON of a DELETE."""
         return _json(self._send(self.http.build_request("DELETE", path, params=params)))
 
     def post(self, path: str, body: Body, params: Mapping[str, str] | None = None) -> Any:
-        """Return the JSON of a POST."""
         return _json(self._send(self._post_request(path, body, params)))
 
     def post_object(self, path: str, body: Body, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Return the JSON object of a POST."""
         return as_object(self.post(path, body, params))
 
     def stream(self, path: str, body: Body) -> EventStream:
@@ -64,7 +60,6 @@ class Transport:
         return self._stream(self._post_request(path, body, None))
 
     def stream_get(self, path: str) -> EventStream:
-        """Return the events of a streamed GET."""
         return self._stream(self.http.build_request("GET", path))
 
     def _stream(self, request: httpx.Request) -> EventStream:

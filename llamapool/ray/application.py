@@ -26,7 +26,6 @@ class Scale(BaseModel):
     down_after_s: Annotated[float, Field(ge=0)] = 600.0
 
     def autoscaling(self) -> AutoscalingConfig:
-        """Return Serve's autoscaling configuration."""
         return AutoscalingConfig(
             min_replicas=self.least,
             max_replicas=self.most,

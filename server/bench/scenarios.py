@@ -133,7 +133,6 @@ def of_streams(records: Sequence[ClientRecord]) -> Figures:
 
 
 def of_first_tokens(records: Sequence[ClientRecord]) -> Figures:
-    """Return the times to first token."""
     firsts = [first_s(record) for record in records]
     return {"TTFT p50 ms": 1e3 * percentile(firsts, 0.5), "TTFT max ms": 1e3 * max(firsts)}
 

@@ -58,8 +58,6 @@ def main(words: Sequence[str]) -> int:
 
 
 class _Chat:
-    """One conversation."""
-
     def __init__(self, connection: Connection, model: str, system: str) -> None:
         self.model = model
         self._connection = connection

@@ -2,8 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel
@@ -51,7 +50,7 @@ def help_text() -> str:
     general.add_argument(COMPLETION_FLAG, action="store_true", help="print a bash completion script and exit")
     general.add_argument(DEVICES_FLAG, action="store_true", help="list the devices for offloading and exit")
     general.add_argument(CONFIG_FLAG, metavar="FILE", help=f"YAML configuration file ({CONFIG_VARIABLE})")
-    for name, entries in _groups():
+    for name, entries in _groups().items():
         group = parser.add_argument_group(name)
         for entry in entries:
             _add_help(group, entry)
@@ -84,13 +83,12 @@ def _shown(entry: Option) -> str:
     return str(value) if value not in ("", {}) else "empty"
 
 
-def _groups() -> Iterator[tuple[str, list[Option]]]:
-    ordered = sorted(TABLE, key=lambda entry: entry.section != "model")
-    names = list(dict.fromkeys(entry.group for entry in ordered))
-    names.sort(key=lambda name: name != "Model")
-    ordered.sort(key=lambda entry: names.index(entry.group))
-    for name, entries in groupby(ordered, lambda entry: entry.group):
-        yield name, list(entries)
+def _groups() -> dict[str, list[Option]]:
+    """Return the options by heading, those of models first."""
+    groups: dict[str, list[Option]] = {"Model": []}
+    for entry in sorted(TABLE, key=lambda entry: entry.section != "model"):
+        groups.setdefault(entry.group, []).append(entry)
+    return groups
 
 
 def completion(commands: Iterable[str]) -> str:
@@ -112,7 +110,7 @@ complete -o filenames -F _llamapool llamapool
 def markdown() -> str:
     """Return the generated part of docs/configuration.md."""
     parts = []
-    for name, entries in _groups():
+    for name, entries in _groups().items():
         home = "`server`" if entries[0].section == "server" else "`models.<id>`"
         if entries[0].section == "model" and name != "Model":
             home += " or `defaults`"
