@@ -42,10 +42,10 @@ from server.pool.protocols import Loader
 from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
 from server.reload import Reload
 from server.routes import Dispatch, include_routes
-from server.routes.responses import fail_interrupted
 from server.sandbox import seccomp
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import Process
+from server.serving.background import fail_interrupted
 from server.serving.batch_runner import BatchRunner
 from server.serving.services import Services
 from server.settings import Settings, check_files, load_settings, slot_secret

@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI, InternalServerError, NotFoundError
 from openai.types.responses import Response
 
-from server.routes import responses
+from server.serving import background
 from server.state.redis import Redis
 from server.transport.resumable import KeptStreams
 from tests.api.conftest import Api, Serve, until
@@ -286,8 +286,8 @@ async def test_requests_continue_while_redis_is_away(
 async def test_a_background_response_that_ends_while_redis_is_away_has_failed(
     serve: Serve, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(responses, "POLL_S", 0.01)
-    monkeypatch.setattr(responses, "MAX_SETTLE_ATTEMPTS", 10_000)
+    monkeypatch.setattr(background, "POLL_S", 0.01)
+    monkeypatch.setattr(background, "MAX_SETTLE_ATTEMPTS", 10_000)
     steps = threading.Semaphore(0)
     async with replicas(serve, redis, steps) as (a, b):
         queued = await ask(a, background=True)

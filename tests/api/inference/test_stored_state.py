@@ -17,7 +17,7 @@ from openai.types.responses import CompactedResponse, Response, ResponseCompacti
 from pydantic import TypeAdapter
 
 from server.dialects.responses import compaction
-from server.routes import responses
+from server.serving import background
 from tests.api.conftest import Api, Serve, until
 from tests.api.scripted import CHATML
 from tests.api.scripted import opened as serving
@@ -156,7 +156,7 @@ async def test_a_background_response_continues_without_its_client(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = threading.Semaphore(0)
-    monkeypatch.setattr(responses, "MAX_BACKGROUND", 1)
+    monkeypatch.setattr(background, "MAX_BACKGROUND", 1)
     async with opened(serve, steps) as (api, client):
         queued = await ask(client, background=True)
         assert queued.status == "queued"
@@ -284,7 +284,7 @@ async def test_what_a_restart_interrupts_has_failed(serve: Serve, tmp_path: Path
 async def test_a_server_leaves_the_responses_of_another_one_alone(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(responses, "POLL_S", 0.01)
+    monkeypatch.setattr(background, "POLL_S", 0.01)
     steps = threading.Semaphore(0)
     file = str(tmp_path / "state.sqlite3")
     async with opened(serve, steps, state=file) as (_, first):
