@@ -25,7 +25,7 @@ from tests.support.real_server import RealServer, llamapool
 PARTS = (
     ("Python and its standard library", "asyncio, http.client, json, logging, multiprocessing, sqlite3, ssl, uuid"),
     ("numpy", "numpy"),
-    ("pydantic", "pydantic"),
+    ("pydantic and pydantic-settings", "pydantic, pydantic_settings"),
     ("fastapi, starlette, uvicorn", "fastapi, starlette, uvicorn, uvicorn.config"),
     ("prometheus-client, jinja2, yaml", "prometheus_client, jinja2, yaml"),
     ("llama.cpp's libraries", "llama_cpp"),
