@@ -115,9 +115,9 @@ def guide(fields: ConstraintFields) -> ResponseFormat | None:
         raise invalid("guided_whitespace_pattern", "is not supported; the model chooses white space")
     given = {f"guided_{kind}": getattr(fields, f"guided_{kind}") for kind in _KINDS}
     if (outputs := fields.structured_outputs) is not None:
-        own = outputs.model_dump(by_alias=True, exclude_none=True)
-        given |= {f"structured_outputs.{kind}": value for kind, value in own.items()}
-        if not own:
+        values = (outputs.json_schema, outputs.regex, outputs.choice, outputs.grammar, outputs.json_object)
+        given |= {f"structured_outputs.{kind}": value for kind, value in zip(_KINDS, values, strict=True)}
+        if values == (None,) * len(_KINDS):
             raise invalid("structured_outputs", f"needs one of {', '.join(_KINDS)}")
     found = [(at, value) for at, value in given.items() if value is not None and value is not False]
     if not found:

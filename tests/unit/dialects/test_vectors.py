@@ -118,12 +118,8 @@ def test_scores_become_probabilities_where_raw_ones_are_refused() -> None:
     assert reply(job(raw_scores=False), 2, 0, 0)["results"][0]["relevance_score"] == pytest.approx(
         1 / (1 + math.exp(-2))
     )
-
-
-def test_the_probabilities_of_a_head_with_labels_are_not_changed_again() -> None:
-    found = [np.array([[0.9, 0.1]], np.float32)]
-    made = job(documents=None, texts=["a"], raw_scores=False)
-    assert orjson.loads(made.reply(found))[0]["score"] == pytest.approx(0.9)
+    of_labels = job(documents=None, texts=["a"], raw_scores=False).reply([np.array([[0.9, 0.1]], np.float32)])
+    assert orjson.loads(of_labels)[0]["score"] == pytest.approx(0.9)  # it is a probability already
 
 
 @pytest.mark.parametrize(
