@@ -17,6 +17,8 @@ from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, Decoded, Document, Video, bitmaps_of
 from server.media.document import (
     HTML,
+    LONGEST_SIDE,
+    LOW_DETAIL_SIDE,
     MAX_PAGE_IMAGES,
     PDF,
     DocumentHints,
@@ -145,7 +147,7 @@ class Decoder:
     def _extracted(self, what: bytes, data: bytes, name: str, hints: DocumentHints) -> Document:
         """Extract the text of a PDF or an HTML page in a sandboxed process. Raises `Unreadable`."""
         self._check_document(len(data))
-        side = hints.longest_side
+        side = LOW_DETAIL_SIDE if hints.low_detail else LONGEST_SIDE
         wanted = {**asdict(self._document_limits), "images": MAX_PAGE_IMAGES, "side": side, "renders": hints.sees}
         found, pixels = ask(self._processes[_DOCUMENTS], what, wanted, data, "reading it")
         prefix = hashlib.sha256(f"{name} {side}".encode()).hexdigest()

@@ -53,11 +53,6 @@ class DocumentHints:
     sees: bool = False  # the model accepts page images
     low_detail: bool = False  # page images are scaled down
 
-    @property
-    def longest_side(self) -> int:
-        """Pixels of a page image's longer side."""
-        return LOW_DETAIL_SIDE if self.low_detail else LONGEST_SIDE
-
 
 def media_type_of(written: str) -> str:
     """Return the known media type for a client's media type or file name, "" if there is none.

@@ -148,13 +148,11 @@ class MediaLoader:
 
 def _hints(source: Source, stored_name: str, support: MediaSupport) -> DocumentHints:
     """Return what the request says about a document before its bytes are read."""
-    written, low_detail = stored_name, False
+    written = stored_name
     if isinstance(source, MediaUrl):
-        low_detail = source.low_detail
         declared = source.url[len(_DATA) :].partition(",")[0] if source.url.startswith(_DATA) else ""
         written = declared if media_type_of(declared) else source.name
-    elif isinstance(source, StoredFile):
-        low_detail = source.low_detail
+    low_detail = isinstance(source, MediaUrl | StoredFile) and source.low_detail
     return DocumentHints(media_type_of(written), "image" in support.kinds, low_detail)
 
 

@@ -39,7 +39,6 @@ class RenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    source: str
     capabilities: Capabilities
     chat_format: ChatFormat
 
@@ -85,7 +84,7 @@ class ChatTemplate:
             source = source_of(source)
         self._main = self._compiled(source or tool_source or source_of(CHATML))
         self._for_tools = self._compiled(tool_source) if tool_source else self._main
-        self.source = self._main.source
+        self.source = self._main.chat_format.source
 
     @property
     def supports_tools(self) -> bool:
@@ -235,7 +234,7 @@ class ChatTemplate:
         """
         given = ({**arguments, **self._fixed, "add_generation_prompt": each} for each in opens)
         try:
-            texts = self._renderer.render(compiled.source, *given)
+            texts = self._renderer.render(compiled.chat_format.source, *given)
         except RenderRefusal as refusal:
             raise InvalidRequest(f"messages: the chat template refused them: {refusal}", "messages") from refusal
         except RenderStopped as stop:
@@ -262,7 +261,7 @@ class ChatTemplate:
                     return ""
 
             named, tools, calls = self._tool_format, caps.tools, caps.tool_calls
-            return _Compiled(source, caps, recognise(prompt, source, named, shows_tools=tools, shows_calls=calls))
+            return _Compiled(caps, recognise(prompt, source, named, shows_tools=tools, shows_calls=calls))
         except TemplateBroken as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
         except RenderStopped as error:
