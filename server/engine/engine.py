@@ -54,21 +54,19 @@ class Engine(Instances[Instance]):
         """Start the instances. `outlet`, if set, gets the events of steps instead of the requests' sinks; sinks then
         only get events without a step.
         """
-        super().__init__(params, runners[0].info.n_seq, loop, clock)
+        info, projector = runners[0].info, runners[0].encoder
+        super().__init__(params, info.n_seq, loop, clock)
         self.vocab = runners[0].vocab
-        self.n_ctx_seq = runners[0].info.n_ctx_seq
+        self.n_ctx_seq = info.n_ctx_seq
         self.adapters = runners[0].adapters
         self._changing_adapters, self._resetting = asyncio.Lock(), asyncio.Lock()
-        ids = [adapter.id for adapter in self.adapters]
-        self._next_adapter = 1 + max(ids, default=-1)  # no id is given twice
+        self._next_adapter = 1 + max([adapter.id for adapter in self.adapters], default=-1)  # no id is given twice
         self._departed = asyncio.Event()  # a request has left
-        projector = runners[0].encoder
         self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
         self._tiers: dict[str, TierView] = {}
         self._tiers_at = 0.0
         self._tier_texts: list[CachedText] = []  # of the entries in `_tiers`
-        info = runners[0].info
         self._queue = ModelQueue(loop, len(runners), info.n_seq, self._wake_all, self._left, outlet)
         self._limits = params.queue_timeout_s or params.first_token_timeout_s or params.request_timeout_s
         self._expires = False  # whether `_expire` is scheduled
@@ -77,9 +75,8 @@ class Engine(Instances[Instance]):
             Instance(runner, params, self._queue, self._ram, i, clock, self._arrivals, self._encoder)
             for i, runner in enumerate(runners)
         ]
-        n_slots = info.n_seq * len(runners)
-        self.bounds = Bounds(self.vocab.n_tokens, info.n_ctx_seq, n_slots, info.n_ubatch, projector is not None)
         self._start(instances)
+        self.bounds = Bounds(self.vocab.n_tokens, info.n_ctx_seq, self.n_slots, info.n_ubatch, projector is not None)
 
     async def use_disk(self, files: StateFiles) -> None:
         """Use `files` as the disk tier. Call it before the first request. Returns when the index is loaded."""

@@ -124,7 +124,7 @@ class ModelQueue:
                     counted[ticket.instance] -= ticket.request.n
             room[instance] = 0 if instance in self._closed else n_free
             taken: list[Ticket] = []
-            n_left, ignores_priority = n_free, self._waiting.ignores_priority
+            ignores_priority = self._waiting.ignores_priority
             for ticket in self._waiting.candidates():
                 if ticket.request.priority >= BACKGROUND_PRIORITY:  # as are all that follow
                     room = [n + m for n, m in zip(room, background, strict=True)]
@@ -134,14 +134,13 @@ class ModelQueue:
                 if ticket.cancelled or (room[instance] > 0 and (preferred == instance or is_free)):
                     taken.append(ticket)
                     room[instance] -= ticket.request.n
-                    n_left -= ticket.request.n
-                    if ignores_priority:
+                    if ignores_priority:  # for one placement only
                         break
                 else:
                     room[preferred] -= ticket.request.n
             self._take(taken, instance)
-        if taken and ignores_priority:  # of one placement only
-            return taken + self.take(instance, n_left)
+        if taken and ignores_priority:
+            return taken + self.take(instance, n_free - taken[0].request.n)
         if taken and self._waiting:  # another instance may take what waits for this one
             self._wake()
         return taken

@@ -87,7 +87,8 @@ class Speculation:
         """
         drafts: dict[Sequence, list[int]] = {}
         try:
-            texts = {sequence: self._look_up(sequence) for sequence in generating}
+            # those that are not verified are compared with sampled tokens, too
+            texts = {s: s.draft_state.look_up(self._most(s, s.draft_state.most)) for s in generating}
             self._pause = max(self._pause - 1, 0)
             if not self._pause and room > 0:
                 drafts = self._chosen(texts, room)
@@ -108,11 +109,6 @@ class Speculation:
                 sequence.draft_state.lookup = None
         if model is not None:
             model.forget(generating)
-
-    def _look_up(self, sequence: Sequence) -> list[int]:
-        """Return a draft from the text, whose tokens are compared with sampled ones also if it is not verified."""
-        state = sequence.draft_state
-        return state.look_up(0 if sequence.n_rolled_back else self._most(sequence, state.most))
 
     def _chosen(self, texts: Mapping[Sequence, list[int]], room: int) -> dict[Sequence, list[int]]:
         """Return the drafts that pay, from the `texts` of the step's sequences or the draft model."""
@@ -158,8 +154,7 @@ class Speculation:
         wanted: dict[Sequence, int] = {}
         for sequence, text in texts.items():
             state = sequence.draft_state
-            most = 0 if sequence.n_rolled_back else self._most(sequence, state.most_drafted)
-            most = min(most, model.n_ctx_seq - sequence.n_computed - 2)
+            most = min(self._most(sequence, state.most_drafted), model.n_ctx_seq - sequence.n_computed - 2)
             if most >= max(state.least_drafted, 1) and (
                 is_synthetic or not text or state.acceptance < min(_GOOD_TEXT_RATE, state.draft_acceptance)
             ):
@@ -205,7 +200,11 @@ class Speculation:
         return lambda count: (self._model.cost.of(count) if self._model else 0.0) or _DRAFT_COST * base_s
 
     def _most(self, sequence: Sequence, most: int) -> int:
-        """Limit a draft so that the next token still fits into the context and ``max_tokens``."""
+        """Limit a draft so that the next token still fits into the context and ``max_tokens``. A step that decodes
+        tokens again has no draft.
+        """
+        if sequence.n_rolled_back:
+            return 0
         limit = sequence.request.max_tokens
         most = min(most, self._info.n_ctx_seq - sequence.n_computed - 2)
         return most if limit < 0 else min(most, limit - len(sequence.output) - 1)
