@@ -45,7 +45,7 @@ from server.dialects.tools import (
     name_and_description,
 )
 from server.errors import invalid
-from server.mcp.config import origin_of
+from server.mcp.config import is_web_url, origin_of
 from server.mcp.servers import McpResult
 
 _CALLABLE = ("function", "custom")
@@ -56,8 +56,7 @@ class ResponseTools(ToolReader):
 
     def __init__(self, given: object = None, servers: ServerFunctions | None = None) -> None:
         super().__init__(given, servers)
-        listed = entries(given, "tools")
-        self.shown = [shown_server(entry) if at in self._servers else _shown(entry) for entry, at in listed]
+        self.shown = [_shown(entry) for entry, _ in entries(given, "tools")]
 
     @property
     def client_searches(self) -> bool:
@@ -116,10 +115,19 @@ def _client_executes(entry: Mapping[str, Any], kind: str, path: str) -> bool:
 
 
 def _shown(entry: Json) -> Json:
-    if entry.get("type") != "function":
+    """Return an entry of ``tools`` as a reply repeats it and as it is stored: without secrets.
+
+    Secrets may be in headers, in an unknown field, and in a URL's path or query: as at OpenAI, only its origin is left.
+    """
+    if entry.get("type") == "function":
+        said = {"description": entry.get("description") or "", "parameters": entry.get("parameters") or NO_PARAMETERS}
+        return {**entry, **said, "strict": entry.get("strict") is not False}
+    if entry.get("type") != "mcp":
         return entry
-    said = {"description": entry.get("description") or "", "parameters": entry.get("parameters") or NO_PARAMETERS}
-    return {**entry, **said, "strict": entry.get("strict") is not False}
+    own = {name: value for name, value in entry.items() if name in _SHOWN}
+    if url := own.get("server_url"):  # of a server that is left out, nothing was checked
+        own["server_url"] = origin_of(url) if isinstance(url, str) and is_web_url(url) else None
+    return {**own, "headers": None}
 
 
 _SEARCH = "web_search"
@@ -198,19 +206,6 @@ class McpToolParam(Body):
     require_approval: Annotated[
         Approval, BeforeValidator(lambda given: _APPROVALS.get(given, given) if isinstance(given, str) else given)
     ] = Field(default_factory=Approval)
-
-
-def shown_server(entry: Json) -> Json:
-    """Return an entry of ``tools`` as a reply repeats it and as it is stored: without secrets.
-
-    Secrets may be in headers, in an unknown field, and in a URL's path or query: as at OpenAI, only its origin is left.
-    """
-    if entry["type"] != "mcp":
-        return entry
-    own = {name: value for name, value in entry.items() if name in _SHOWN}
-    if own.get("server_url"):
-        own["server_url"] = origin_of(own["server_url"])
-    return {**own, "headers": None}
 
 
 def list_item(given: McpRequest) -> Json:

@@ -198,3 +198,10 @@ def test_namespaces_do_not_evade_the_limit_of_functions(monkeypatch: pytest.Monk
     parse_response({"input": "hi", "tools": spaces[:1]})
     with pytest.raises(InvalidRequest, match="at most 3 functions"):
         parse_response({"input": "hi", "tools": spaces})
+
+
+def test_secrets_of_an_mcp_server_that_is_left_out_are_not_repeated() -> None:
+    tool = {"type": "mcp", "server_label": "x", "authorization": "SECRET", "headers": {"X-Key": "SECRET"}}
+    for url, origin in (("https://x.example/p?key=SECRET", "https://x.example"), ("http://[SECRET", None), ("", "")):
+        [shown] = parse_response({"input": "hi", "tools": [{**tool, "server_url": url}]}).shown_tools
+        assert shown == {"type": "mcp", "server_label": "x", "server_url": origin, "headers": None}
