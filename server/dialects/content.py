@@ -1,7 +1,6 @@
 """Content parts of OpenAI's chat and Responses, which clients mix, and the media of all APIs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -25,37 +24,35 @@ _PLACES = ("data", "url", "file_data")
 """Where the object of a part has its file."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartReader:
-    """Reads lists of parts. ``omitted`` counts those that no model can be shown."""
+def read_content(given: object, path: str, omitted: Omitted) -> list[Part]:
+    """Return the parts of a text or a list; count in `omitted` those that no model can be shown.
 
-    omitted: Omitted = field(default_factory=Omitted)
+    Raises `InvalidRequest` with the path of the part.
+    """
+    if isinstance(given, str):
+        return [TextPart(given)] if given else []
+    if not isinstance(given, list):
+        raise wrong_type(path, "a string or an array", given)
+    found = (_part(part, f"{path}.{index}", omitted) for index, part in enumerate(given))
+    return [part for part in found if part is not None]
 
-    def read(self, given: object, path: str) -> list[Part]:
-        """Return the parts of a text or a list. Raises `InvalidRequest` with the path of the part."""
-        if isinstance(given, str):
-            return [TextPart(given)] if given else []
-        if not isinstance(given, list):
-            raise wrong_type(path, "a string or an array", given)
-        found = (self._part(part, f"{path}.{index}") for index, part in enumerate(given))
-        return [part for part in found if part is not None]
 
-    def _part(self, given: object, path: str) -> Part | None:
-        given = as_object(given, path)
-        kind = given.get("type")
-        if not isinstance(kind, str):
-            raise wrong_type(f"{path}.type", "a text such as input_text", kind)
-        if kind in TEXTS:
-            return TextPart(string_of(given, TEXTS[kind], path))
-        if kind in MEDIA:
-            return _medium(given, kind, path)
-        if kind in REASONING:
-            return None
-        said = next((given[key] for key in ("text", "logs") if isinstance(given.get(key), str)), None)
-        if said is None:
-            self.omitted.add("parts", kind)
-            return None
-        return TextPart(said)
+def _part(given: object, path: str, omitted: Omitted) -> Part | None:
+    given = as_object(given, path)
+    kind = given.get("type")
+    if not isinstance(kind, str):
+        raise wrong_type(f"{path}.type", "a text such as input_text", kind)
+    if kind in TEXTS:
+        return TextPart(string_of(given, TEXTS[kind], path))
+    if kind in MEDIA:
+        return _medium(given, kind, path)
+    if kind in REASONING:
+        return None
+    said = next((given[key] for key in ("text", "logs") if isinstance(given.get(key), str)), None)
+    if said is None:
+        omitted.add("parts", kind)
+        return None
+    return TextPart(said)
 
 
 def _medium(given: Mapping[str, Any], kind: str, path: str) -> Media:

@@ -21,9 +21,9 @@ from pydantic import AfterValidator, Field
 from server.chat.conversation import TextPart
 from server.dialects.common import Json
 from server.dialects.completions.prompt import FORMS, GivenPrompt, prompt_media, read_mixed, read_object
-from server.dialects.content import PartReader
+from server.dialects.content import read_content
 from server.dialects.fields import INT32_MAX, Body, Count, Prompt, Whole, field_error, parse, within
-from server.dialects.warnings import known_fields, unused_fields
+from server.dialects.warnings import Omitted, known_fields, unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.runner_api import Pooling, Vectors
 from server.errors import InvalidRequest
@@ -174,9 +174,9 @@ def _content_text(parts: object, path: str) -> GivenPrompt:
     """Return a chat message's content parts (server-common.cpp, tokenize_oai_content_array): nothing between them."""
     if not isinstance(parts, list):
         raise InvalidRequest('"content" must be an array', path)
-    reader = PartReader()
-    found = [part.text if isinstance(part, TextPart) else part for part in reader.read(parts, path)]
-    if reader.omitted:
+    omitted = Omitted()
+    found = [part.text if isinstance(part, TextPart) else part for part in read_content(parts, path, omitted)]
+    if omitted:
         raise field_error(path, "unsupported content[].type")
     media = tuple(part for part in found if isinstance(part, Media))
     text = "".join(part for part in found if isinstance(part, str))

@@ -16,7 +16,7 @@ from server.chat.prompt import as_text, render
 from server.dialects.chat.write import ChatWriter
 from server.dialects.common import Header, Json
 from server.dialects.constraints import read_shape
-from server.dialects.content import REASONING, PartReader
+from server.dialects.content import REASONING, read_content
 from server.dialects.custom_tools import input_arguments
 from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.fields import (
@@ -46,7 +46,7 @@ _OTHER_REASONING = ("thinking", "reasoning")
 """Names of ``reasoning_content`` in other servers' replies, which clients send back; Hugging Face takes them, too."""
 
 
-def read_messages(value: object, parts: PartReader) -> list[Message]:
+def read_messages(value: object, omitted: Omitted) -> list[Message]:
     """Return the messages. Raises `InvalidRequest` with a path such as ``messages.0.content.1.text``."""
     if value is None:
         raise invalid("messages", "'messages' is required")
@@ -56,10 +56,10 @@ def read_messages(value: object, parts: PartReader) -> list[Message]:
         raise invalid("messages", "must have at least one message")
     if len(value) > MAX_MESSAGES:
         raise invalid("messages", f"must have at most {MAX_MESSAGES} messages")
-    return [_message(message, f"messages.{index}", parts) for index, message in enumerate(value)]
+    return [_message(message, f"messages.{index}", omitted) for index, message in enumerate(value)]
 
 
-def _message(given: object, path: str, parts: PartReader) -> Message:
+def _message(given: object, path: str, omitted: Omitted) -> Message:
     given = as_object(given, path)
     role = given.get("role")
     if role is None:
@@ -70,11 +70,11 @@ def _message(given: object, path: str, parts: PartReader) -> Message:
         raise invalid(f"{path}.content", "All non-assistant messages must contain 'content'")
     content = "" if given.get("content") is None else given["content"]
     if not isinstance(content, str):
-        content = tuple(parts.read(content, f"{path}.content")) or ""
-    reasoning = _reasoning(given, path, parts)
+        content = tuple(read_content(content, f"{path}.content", omitted)) or ""
+    reasoning = _reasoning(given, path, omitted)
     name, call_id = (text_of(given, key, path) for key in ("name", "tool_call_id"))
     listed = [] if given.get("tool_calls") is None else objects_in(given["tool_calls"], f"{path}.tool_calls")
-    calls = [_call(call, at, parts.omitted) for call, at in listed]
+    calls = [_call(call, at, omitted) for call, at in listed]
     if given.get("function_call") is not None:
         calls.append(_function_call(given["function_call"], f"{path}.function_call"))
     if role == "function":  # a result, in the form that OpenAI had before tools
@@ -82,13 +82,13 @@ def _message(given: object, path: str, parts: PartReader) -> Message:
     return Message(role, content, reasoning, tuple(call for call in calls if call is not None), call_id, name)
 
 
-def _reasoning(given: dict[str, Any], path: str, parts: PartReader) -> str:
+def _reasoning(given: dict[str, Any], path: str, omitted: Omitted) -> str:
     """Return ``reasoning_content``, a string or a list of strings; else the field that other servers use; else
     reasoning parts.
     """
     reasoning, content = given.get("reasoning_content"), given.get("content")
     if isinstance(reasoning, list):
-        found = parts.read(reasoning, f"{path}.reasoning_content")
+        found = read_content(reasoning, f"{path}.reasoning_content", omitted)
         return "".join(part.text for part in found if isinstance(part, TextPart))
     if reasoning is not None:
         return text_of(given, "reasoning_content", path)
@@ -205,8 +205,8 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
             raise invalid(name, reason)
     if body.modalities not in (None, ["text"]):
         raise invalid("modalities", 'only ["text"] is supported')
-    parts, warnings = PartReader(), list[str]()
-    messages, reader = read_messages(body.messages, parts), ChatTools(body.tools)
+    omitted, warnings = Omitted(), list[str]()
+    messages, reader = read_messages(body.messages, omitted), ChatTools(body.tools)
     tools = reader.finish(body.tool_choice, body.parallel_tool_calls, warnings)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs requires logprobs to be set to true")
@@ -214,7 +214,7 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
     return ChatRequest(
         options=body.model_copy(update=_CONVERSATION_FIELDS),
         media=conversation.media,
-        warnings=unused_fields(given, ChatBody, [*parts.omitted.warnings(), *warnings]),
+        warnings=unused_fields(given, ChatBody, [*omitted.warnings(), *warnings]),
         conversation=conversation,
         logprobs=chat_logprobs(body, body.logprobs, body.top_logprobs),
         custom=frozenset(name for name, known in reader.names.items() if known.custom),

@@ -14,7 +14,7 @@ import orjson
 
 from server.chat.conversation import Call, Message, Part, TextPart, text_content
 from server.dialects.common import Json, random_id
-from server.dialects.content import MEDIA, PartReader
+from server.dialects.content import MEDIA, read_content
 from server.dialects.custom_tools import input_arguments
 from server.dialects.fields import MAX_MESSAGES, json_text, objects_in, string_of, text_in, wrong_type
 from server.dialects.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
@@ -23,7 +23,7 @@ from server.dialects.responses.tools import ApprovedCall, ResponseTools, reader_
 from server.dialects.responses.write import ITEM_TYPES
 from server.dialects.tool_types import called
 from server.dialects.tools import model_name
-from server.dialects.warnings import FOREIGN_REASONING
+from server.dialects.warnings import FOREIGN_REASONING, Omitted
 from server.errors import InvalidRequest, invalid
 
 _PART_DEFAULTS: Mapping[object, Json] = {
@@ -136,7 +136,7 @@ class InputReader:
     turn: _Turn | None = None  # the assistant's, whose items are being read
     has_begun: bool = False  # whether there are other messages than instructions
     call_ids: dict[str, str] = field(default_factory=dict)  # by the ids of the items
-    parts: PartReader = field(default_factory=PartReader)
+    omitted: Omitted = field(default_factory=Omitted)
     has_foreign_reasoning: bool = False
     approvals: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # requests for approval, by id
     approved: dict[str, ApprovedCall] = field(default_factory=dict)  # calls that are yet to be made, by id
@@ -145,7 +145,7 @@ class InputReader:
     def warnings(self) -> list[str]:
         """Return the omitted items by type."""
         foreign = [FOREIGN_REASONING.format("encrypted_content")] * self.has_foreign_reasoning
-        return [*self.parts.omitted.warnings(), *foreign]
+        return [*self.omitted.warnings(), *foreign]
 
     def read(self, item: Mapping[str, Any], path: str) -> None:
         """Take one item."""
@@ -161,7 +161,7 @@ class InputReader:
             case "compaction" | "compaction_summary":  # the second is codex-rs' older name
                 text = self._decrypted(item, path, COMPACTION)
                 if text is None:
-                    self.parts.omitted.add("input items", kind)
+                    self.omitted.add("input items", kind)
                 else:
                     self._add("user", [TextPart(compacted_text(text))])
             case "function_call":
@@ -222,7 +222,8 @@ class InputReader:
         if role not in _ROLES:
             raise invalid(f"{path}.role", f"must be one of {', '.join(_ROLES)}")
         content = item.get("content")
-        parts = self.parts.read("" if content is None and role == "assistant" else content, f"{path}.content")
+        content = "" if content is None and role == "assistant" else content
+        parts = read_content(content, f"{path}.content", self.omitted)
         if role == "assistant":
             self._assistant().parts += parts
         else:
@@ -279,19 +280,19 @@ class InputReader:
         elif item.get("role") in _ROLES and item.get("content") is not None:
             self._message(item, path)
         elif kind == "agent_message" and item.get("content") is not None:  # codex-rs: a message of another agent
-            self._add("user", self.parts.read(item["content"], f"{path}.content"))
+            self._add("user", read_content(item["content"], f"{path}.content", self.omitted))
         else:
-            self.parts.omitted.add("input items", kind)
+            self.omitted.add("input items", kind)
 
     def _output(self, given: object, path: str) -> list[Part]:
         """Return a tool output: a text, parts, or a shell's output."""
         if isinstance(given, dict):
             kind = given.get("type")
             seen = isinstance(kind, str) and kind in MEDIA
-            return self.parts.read([given], path) if seen else [TextPart(_as_json(given))]
+            return read_content([given], path, self.omitted) if seen else [TextPart(_as_json(given))]
         if isinstance(given, list) and any(isinstance(part, dict) and "type" not in part for part in given):
             return [TextPart(_as_json(given))]
-        return self.parts.read(given, path)
+        return read_content(given, path, self.omitted)
 
     def _decrypted(self, item: Mapping[str, Any], path: str, purpose: bytes = REASONING) -> str | None:
         """Return the encrypted content of an item, None if there is none that this server can decrypt."""

@@ -17,7 +17,7 @@ import pytest
 
 from server.chat.conversation import template_messages
 from server.dialects.chat.parse import read_messages
-from server.dialects.content import PartReader
+from server.dialects.warnings import Omitted
 from server.errors import InvalidRequest
 from server.templates.template import ChatTemplate
 from tests.support.downloads import TEMPLATE_NAMES, needs_templates
@@ -81,7 +81,7 @@ def variables(chat: Chat) -> dict[str, Any]:
 
 
 def ours(template: ChatTemplate, chat: Chat, options: dict[str, Any]) -> str:
-    messages = template_messages(read_messages(list(chat.messages), PartReader()))
+    messages = template_messages(read_messages(list(chat.messages), Omitted()))
     try:
         return template.render(messages, tools=chat.tools or (), kwargs=chat.kwargs, **options).text
     except InvalidRequest as error:
