@@ -131,6 +131,7 @@ MINIMAX_M3 = ToolFormat(
         close=f"\n{_CALLS_CLOSE}",
         joint="\n",
         arguments=Elements(_NS, _INVOKE_END),
+        closing=_CALLS_CLOSE,
     ),
     recognised_by=((_NS, "<invoke"),),
     calls={_CALLS_OPEN: block_calls(_INVOKE, (_CALLS_CLOSE,), _invoke)},
