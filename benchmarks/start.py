@@ -68,7 +68,7 @@ def measure(start: Callable[[], RealServer]) -> dict[str, float]:
 
 
 def complete(server: RealServer, n_tokens: int) -> None:
-    """Request a completion of `n_tokens`. Raises `RuntimeError` unless the server generated them."""
+    """Request a completion of `n_tokens`. Raises `RuntimeError` if the server generated fewer."""
     reply = server.post("/completion", {"prompt": "Once upon a time", "n_predict": n_tokens, "ignore_eos": True})
     if reply.get("tokens_predicted") != n_tokens:
         raise RuntimeError(f"the completion has {reply.get('tokens_predicted')} tokens, expected {n_tokens}: {reply}")

@@ -61,7 +61,7 @@ class Timings:
         timings = reply.get("timings")
         if not isinstance(timings, dict):
             return None
-        return cls(**{each.name: timings.get(each.name) or 0 for each in fields(cls)})
+        return cls(**{each.name: type(each.default)(timings.get(each.name) or 0) for each in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True)

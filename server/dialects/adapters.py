@@ -26,6 +26,8 @@ sequences that share its batch (`server.engine.loop`).
 
 
 class AdapterScale(Body):
+    """The scale of one adapter."""
+
     id: int
     scale: Annotated[float, Field(ge=-MAX_SCALE, le=MAX_SCALE)]
 

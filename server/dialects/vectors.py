@@ -184,6 +184,8 @@ def _content_text(parts: object, path: str) -> GivenPrompt:
 
 
 class Document(Body):
+    """A text of a document."""
+
     text: str
 
 

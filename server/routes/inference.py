@@ -1,4 +1,4 @@
-"""What computes with a model and stores nothing: OpenAI's chat, completions, embeddings and transcriptions, Anthropic's
+"""Endpoints that use a model and store nothing: OpenAI's chat, completions, embeddings and transcriptions, Anthropic's
 Messages, llama-server's own completions, embeddings, rankings and tokens. Each handler names a dialect.
 """
 

@@ -110,7 +110,7 @@ class RedisUsage:
 
     async def read(self, start: str, end: str, key: str | None, model: str | None) -> Usage:
         all_days = await self.redis.do("smembers", _DAYS_KEY)
-        days = sorted(day for day in map(bytes.decode, all_days) if start <= day <= end)
+        days = [day for day in map(bytes.decode, all_days) if start <= day <= end]
 
         async def work(client: Any) -> list[dict[bytes, bytes]]:
             async with client.pipeline(transaction=False) as pipe:

@@ -68,7 +68,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return "".join(text)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether the template may use it; only the copies can be changed."""
+        """Return whether the template may use it. It may change lists and dicts only if it gets copies of them."""
         if self._mutable:
             return SandboxedEnvironment.is_safe_attribute(self, obj, attr, value)
         return super().is_safe_attribute(obj, attr, value)

@@ -49,7 +49,7 @@ class Reply:
 
 
 class RealServer:
-    """A server process. Use it as a context manager; `request` speaks plain HTTP to it."""
+    """A server process. Use it as a context manager; `request` uses HTTPS if it has ``tls``."""
 
     health = "/health"
     tls: ssl.SSLContext | None = None  # for HTTPS: whom requests trust

@@ -96,6 +96,14 @@ def test_errors_keep_their_class_message_and_fields(error: LlamapoolError) -> No
     assert str(failed.error) == str(error)
 
 
+def test_a_handle_is_released_once() -> None:
+    table = HandleTable[str]()
+    first, second = table.add("a"), table.add("b")
+    table.release(first)
+    table.release(first)
+    assert dict(table) == {second: "b"}
+
+
 @pytest.mark.parametrize("strange", [eval, FakeVocab(), io.StringIO, Connection, HandleTable, PoolLimits(), merged])
 def test_the_server_accepts_only_plain_values_of_a_worker(strange: object) -> None:
     with pytest.raises(pickle.UnpicklingError):
