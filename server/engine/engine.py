@@ -289,10 +289,13 @@ class Engine(Instances[Instance]):
             wanted = Adapter(self._next_adapter, path, 0.0, name=name)
             self._next_adapter += 1
             try:
-                loaded = await asyncio.to_thread(self._instances[0].runner.load_adapter, wanted)
-            except ModelFailed as error:
-                raise InvalidRequest(f"lora_path: {error.reason.removeprefix(f'{path}: ')}", "lora_path") from None
-            self.adapters = (*self.adapters, loaded)
+                loaded = await asyncio.to_thread(lambda: [one.runner.load_adapter(wanted) for one in self._instances])
+            except BaseException as error:
+                await self._free_adapter(wanted.id)
+                if isinstance(error, ModelFailed):
+                    raise InvalidRequest(f"lora_path: {error.reason.removeprefix(f'{path}: ')}", "lora_path") from None
+                raise
+            self.adapters = (*self.adapters, loaded[0])
             if before:
                 await self._remove_adapter(before[0])
             return self.adapters
@@ -316,10 +319,19 @@ class Engine(Instances[Instance]):
         while any(map(uses, self._queue.open.values())):
             self._departed.clear()
             await self._departed.wait()
-        await asyncio.to_thread(self._instances[0].runner.free_adapter, adapter.id)
+        await self._free_adapter(adapter.id)
         await self._between_steps(lambda cells: cells.clear_idle(uses))
         for entry in filter(uses, self._ram):
             self._ram.remove(entry)
+
+    async def _free_adapter(self, id_: int) -> None:
+        """Free an adapter on every set of devices; each has its own."""
+
+        def free() -> None:
+            for instance in self._instances:
+                instance.runner.free_adapter(id_)
+
+        await asyncio.to_thread(free)
 
     async def save_slot(self, id_slot: int, owner: str = "") -> CacheEntry:
         """Return the state of a slot once it is idle. Raises `InvalidRequest` for an unknown slot and

@@ -179,9 +179,9 @@ class Runner(Protocol):
         """Compute the following batches with this LoRA set."""
 
     def load_adapter(self, wanted: Adapter) -> Adapter:
-        """Load the file of an adapter with this id, path, scale and name, for all contexts over the same weights;
-        return all of it. In any thread, also while contexts decode; blocks. Raises `server.errors.ModelFailed` that
-        names the file.
+        """Load the file of an adapter with this id, path, scale and name, unless a context over the same weights has
+        loaded it; return all of it. In any thread, also while contexts decode; blocks. Raises
+        `server.errors.ModelFailed` that names the file.
         """
 
     def free_adapter(self, id_: int) -> None:

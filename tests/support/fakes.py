@@ -278,6 +278,7 @@ class FakeRunner:
 
     def use_adapters(self, adapters: Adapters) -> None:
         assert all(scale for _, scale in adapters)
+        assert {id_ for id_, _ in adapters} <= {adapter.id for adapter in self.adapters}, "it is not loaded"
         self.adapters_now = adapters
 
     def load_adapter(self, wanted: Adapter) -> Adapter:

@@ -10,7 +10,7 @@ import pytest
 from server.engine.lora import Adapter
 from server.engine.placement import Placement
 from server.engine.request import FinishReason
-from server.errors import InternalError, InvalidRequest
+from server.errors import InternalError, InvalidRequest, ModelFailed
 from tests.support.fakes import FakeRunner
 from tests.support.waiting import wait_until
 from tests.unit.engine.builders import alone, ask, engine_over, request, run
@@ -50,6 +50,29 @@ async def test_new_scales_hold_for_requests_that_come_afterwards() -> None:
             engine.set_adapter_scales(((1, 1.0),))
     assert first.text == alone(replace(wanted, adapters=((0, 1.0),)), (PIRATE,))
     assert second.text == alone(replace(wanted, adapters=((0, 0.25),)), (PIRATE,))
+
+
+async def test_an_adapter_is_loaded_for_every_set_of_devices_and_unloaded_from_every_one() -> None:
+    runners = [FakeRunner(n_seq=1), FakeRunner(n_seq=1)]
+    async with engine_over(*runners) as engine:
+        (adapter,) = await engine.load_adapter("pirate", PIRATE.path, in_place=False)
+        wanted = [request("abc", adapters=((adapter.id, 1.0),), id_slot=i) for i in range(2)]
+        replies = await run(engine, *wanted)
+        assert [reply.text for reply in replies] == [alone(wanted[0], (adapter,))] * 2
+        await engine.unload_adapter("pirate")
+    assert [runner.adapters for runner in runners] == [(), ()]
+
+
+async def test_an_adapter_that_one_set_of_devices_has_no_memory_for_is_loaded_on_none() -> None:
+    class Full(FakeRunner):
+        def load_adapter(self, wanted: Adapter) -> Adapter:
+            raise ModelFailed("fake", f"{wanted.path}: no memory")
+
+    first = FakeRunner(n_seq=1)
+    async with engine_over(first, Full(n_seq=1)) as engine:
+        with pytest.raises(InvalidRequest, match="lora_path: no memory"):
+            await engine.load_adapter("pirate", PIRATE.path, in_place=False)
+    assert (first.adapters, engine.adapters) == ((), ())
 
 
 async def test_the_unload_of_an_adapter_waits_for_no_request_that_gets_its_slot_meanwhile(
