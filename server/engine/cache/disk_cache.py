@@ -189,8 +189,7 @@ class DiskCache:
 
     def _keep(self, entry: CacheEntry, now: float) -> None:
         """Add `entry` to the index and delete the files it replaces."""
-        self._gone += self.index.remove_shorter(entry, now)
-        self.index.put(entry, now)
+        self._gone += self.index.put(entry, now)
         self._sweep()
 
     def _follow(self) -> None:

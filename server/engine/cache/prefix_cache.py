@@ -339,22 +339,26 @@ class CacheTier:
             replaced = [
                 entry
                 for entry in self._evictable(now)
-                if entry.adapter_set == one.adapter_set and common_prefix(entry.tokens, one.tokens) == len(entry.tokens)
+                if (n := len(entry.tokens)) <= len(one.tokens)
+                and entry.adapter_set == one.adapter_set
+                and entry.tokens[-1:] == one.tokens[n - 1 : n]  # most differ here already
+                and common_prefix(entry.tokens, one.tokens) == n
             ]
             for other in replaced:
                 self.remove(other)
         return replaced
 
-    def put(self, entry: CacheEntry, now: float, until: float = -inf) -> None:
-        """Store `entry`, replacing shorter entries of the same text. One that does not fit next to the pinned ones is
-        spilled.
+    def put(self, entry: CacheEntry, now: float, until: float = -inf) -> list[CacheEntry]:
+        """Store `entry`; return the shorter entries of the same text, which it replaces. One that does not fit next to
+        the pinned ones is spilled.
         """
         with self._lock:
-            if self.offloads and self.fits(0, now, entry):
-                self.remove_shorter(entry, now)
-                self.reserve(entry, now, until)
-            else:
+            if not (self.offloads and self.fits(0, now, entry)):
                 self.spill(entry)
+                return []
+            replaced = self.remove_shorter(entry, now)
+            self.reserve(entry, now, until)
+            return replaced
 
     def reserve(self, entry: CacheEntry, now: float, until: float = inf) -> bool:
         """Store `entry`, not evicted before `until`. Return False, with nothing stored, if there is no room."""

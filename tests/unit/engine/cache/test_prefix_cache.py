@@ -81,6 +81,21 @@ def test_length_is_worth_what_it_takes() -> None:
     assert {e.tokens[0] for e in cache} == {2, 3}
 
 
+def test_a_new_entry_is_compared_with_those_only_that_may_be_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, system, compared = CacheTier(-1), [1] * 50, list[int]()
+    for i in range(2, 100):
+        cache.put(ram_state([*system, i]), 0.0)
+
+    def counted(a: list[int], b: list[int]) -> int:
+        compared.append(a[-1])
+        return common_prefix(a, b)
+
+    monkeypatch.setattr("server.engine.cache.prefix_cache.common_prefix", counted)
+    replaced = cache.put(ram_state([*system, 7, 8]), 0.0)
+    assert [entry.tokens for entry in replaced] == [[*system, 7]]
+    assert compared == [7]
+
+
 def test_kept_states_and_others_stay_within_the_limit() -> None:
     cache = CacheTier(1000)
     assert cache.pin(ram_state([1] * 9, size=500), until=60.0, now=0.0)
