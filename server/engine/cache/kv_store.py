@@ -47,6 +47,7 @@ class Cells:
         self._scheduler = scheduler
         self._clock = clock
         self._can_cut = runner.info.can_cut
+        self._checkpoint_s = 0.0  # duration of the last checkpoint, with the decode that a device completes first
         self._moves = scheduler.move_budget
 
     # ---- between cells, RAM and disk
@@ -406,13 +407,15 @@ class Cells:
         started = self._clock()
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
-            if self._moves.move_stalls(n_bytes) or not self._room_for_checkpoint(slot, n_bytes, started):
+            stalls = self._moves.stalls_others(self._checkpoint_s or self._moves.move_s(n_bytes))
+            if stalls or not self._room_for_checkpoint(slot, n_bytes, started):
                 return
             state = self._runner.seq_checkpoint(slot.id)
         except CONTAINED as error:
             log.warning("slot %d: no checkpoint at %d tokens: %r", slot.id, n, error)
             return
-        self._moves.spent_s += self._clock() - started
+        self._checkpoint_s = self._clock() - started
+        self._moves.spent_s += self._checkpoint_s
         self._stats.n_checkpoints += 1
         its_part = self._scheduler.ram.limit // self._runner.info.n_seq
         slot.checkpoints = added(slot.checkpoints, n, state, most, its_part)

@@ -5,7 +5,7 @@ A move stops every sequence of the instance, and the library moves a state in on
 
 - A state is moved if that is faster than recomputing its tokens: loaded if the load is (`pays`), saved if so many moves
   are as an expected use needs (`admits`).
-- No move stalls others for longer than a step (`move_stalls`).
+- A move that would stall others for longer than a step (`stalls_others`), judged by earlier ones, is not made.
 
 Otherwise the tokens are recomputed, a part in each step.
 """

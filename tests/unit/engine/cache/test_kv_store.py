@@ -15,7 +15,7 @@ from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import CacheEntry, common_prefix
 from server.engine.params import PREFILL_ONLY_S, EngineParams
 from server.engine.placement import Placement, runs_to_shift
-from server.engine.scheduler import Scheduler
+from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Slot
 from server.errors import InvalidRequest
 from tests.support.fakes import FakeRunner
@@ -319,6 +319,28 @@ def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
     assert not cells.write_for_others()  # slot 0's went there with RAM's copy
     disk.close()
     assert sorted(saved.tokens[0] for saved in files.saved.values()) == [0, 1]
+
+
+def test_no_checkpoint_follows_one_that_stalled_others_while_they_decode() -> None:
+    class SlowCheckpoints(FakeRunner):
+        now = 0.0
+
+        def seq_checkpoint(self, seq: int) -> bytes:
+            self.now += 1.0
+            return super().seq_checkpoint(seq)
+
+    runner = SlowCheckpoints(n_seq=2, n_ctx_seq=1024, partial_removal=False, n_checkpoint_bytes=40 << 20)
+    scheduler = Scheduler(runner.info, EngineParams(target_itl_ms=300.0, cache_ram=0))
+    cells = Cells(runner, scheduler, lambda: runner.now)
+    slot, other = scheduler.slots
+    slot.sequence = prompt = sequence([1] * 600, phase=Phase.PREFILL, slot=slot)
+    other.sequence = sequence([1], phase=Phase.DECODE, slot=other)
+    prompt.checkpoint_positions = tuple(range(100, 600, 100))
+    for n in prompt.checkpoint_positions:
+        scheduler.move_budget.spent_s = 0.0
+        slot.tokens, runner.cells[0] = [1] * n, [1] * n
+        cells.decoded([TokenRun(0, n - 100, [1] * 100, at=n - 100, sequence=prompt)])
+    assert (list(slot.checkpoints), runner.now) == ([100], 1.0)
 
 
 class Counting(FakeRunner):
