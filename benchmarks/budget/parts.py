@@ -48,7 +48,7 @@ def _parts(thread: str, owner: Any, **functions: str) -> list[Part]:
     return [Part(name, thread, owner, function) for function, name in functions.items()]
 
 
-NATIVE = _parts("step", LlamaRunner, _decode_entries="decode (library)", sample="sampling (library)")
+NATIVE = _parts("step", LlamaRunner, _decode_batch="decode (library)", sample="sampling (library)")
 _STEP = [
     *NATIVE,
     *_parts("step", Instance, _receive="receive", _place="place", _take_results="results"),
