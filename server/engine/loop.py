@@ -242,7 +242,8 @@ class Instance(StepThread):
 
     def _recover(self, runs: list[TokenRun], error: Exception) -> None:
         """Remove what a batch that the library rejected may have left. A sequence that was alone in it fails. Others
-        are in quarantine (alone in their steps) until they are past it, so only faulty ones fail.
+        are in quarantine until they have computed the tokens that they had in it, without drafts: alone in their steps,
+        and in no longer runs. So none fails because of others.
 
         If the model's memory cannot be truncated, a sequence is preempted and recomputed, at most `MAX_FAULTS` times.
         The same holds for a medium that was decoded in part.
@@ -265,7 +266,8 @@ class Instance(StepThread):
             if (is_rewound and len(runs) == 1) or sequence.n_faults > MAX_FAULTS:
                 self._requests.fail(sequence.ticket, error)
                 continue
-            sequence.quarantined_until = max(sequence.quarantined_until, run.at + len(run.tokens))
+            end = run.at + len(run.tokens) - len(run.draft_tokens)
+            sequence.quarantined_until = max(sequence.quarantined_until, end)
             if not can_forget:
                 self.scheduler.requeue(sequence, self._clock())
 

@@ -353,6 +353,8 @@ class Scheduler:
         if is_medium and n_decode:  # decode tokens are decoded before it in a separate batch
             moves = self.move_budget
             most = min(most, self.step_size.left_after((moves.spent_s + moves.step_s) * moves.computed))
+        if at < s.quarantined_until:
+            most = min(most, s.quarantined_until - at)
         scored = s.unscored and at >= s.n_scored
         tokens = s.target[at : _run_end(s, span, at, at + most, n_to_score)]
         is_last = at + len(tokens) == len(s.target) and not s.output  # a resumed sequence already has its next token
@@ -371,7 +373,8 @@ class Scheduler:
 
     def _members(self) -> list[Sequence]:
         """Return the sequences of the next step. One LoRA set computes a step, so sets take turns, and so do
-        quarantined sequences, whose cells may spoil the logits of others: each run is checked (`TokenRun.is_check`).
+        quarantined sequences: those of a rejected batch, and those whose cells may spoil the logits of others. Each of
+        their runs is checked (`TokenRun.is_check`).
 
         A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
         as long as the other sets can wait, all their turns together (`SET_WAIT_SHARE`). The next set in order follows.

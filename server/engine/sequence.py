@@ -81,7 +81,7 @@ class Sequence:
     checkpoint_positions: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
     encodings: dict[int, Encoding] = field(default_factory=dict)  # of media that are not in the cells, by their start
     n_faults: int = 0  # recomputations after faults, since its last progress
-    quarantined_until: int = 0  # quarantine: it decodes alone until this many of its tokens are computed
+    quarantined_until: int = 0  # quarantine: alone in its steps, and no run longer, until so many tokens are computed
     n_bypasses: int = 0  # requests placed before it although it waited for cells
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
     n_cached: int = -1  # cached prompt tokens; -1 until the first placement

@@ -15,6 +15,7 @@ from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, NotNumbers
 from tests.support.fakes import FakeRunner, FakeSampler
 from tests.unit.engine.builders import alone, engine_over, request, run
+from tests.unit.engine.speculate.fake_draft import Machine, drafted
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -242,3 +243,38 @@ async def test_sequences_of_a_refused_batch_are_recomputed_alone_until_they_are_
     assert [reply.text for reply in replies] == [alone(each) for each in wanted]
     (refused,) = runner.refused_at
     assert min(runner.in_one_batch[0]) > max(refused)
+
+
+async def test_a_sequence_of_a_refused_batch_computes_alone_what_it_had_in_it() -> None:
+    tried: list[list[int]] = []
+
+    def refuse(entries: Sequence[BatchEntry]) -> None:
+        tried.append(sorted([len(entry.tokens) for entry in entries]))
+        if sum(tried[-1]) > 56:
+            raise InternalError("no memory for so many")
+
+    wanted = [request(letter * n) for letter, n in (("a", 20), ("b", 20), ("c", 60))]
+    async with engine_over(FakeRunner(n_seq=3, n_batch=64, on_decode=refuse)) as engine:
+        replies = await run(engine, *wanted)
+    assert tried[:5] == [[21, 21, 22], [21], [21], [22], [1, 1, 39]]
+    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
+
+
+async def test_quarantine_does_not_last_for_drafts() -> None:
+    machine, tried = Machine(), list[tuple[int, ...]]()
+    runner = drafted(machine, wrong=100, n_seq=2)
+
+    def refuse_one(entries: Sequence[BatchEntry]) -> None:
+        machine.step(entries)
+        is_drafted = len(entries) == 2 and all(entry.n_outputs > 1 for entry in entries)
+        if tried or is_drafted:
+            tried.append(tuple(entry.seq for entry in entries))
+        if len(tried) == 1:
+            raise InternalError("llama_decode returned -3")
+
+    runner.on_decode = refuse_one
+    wanted = [request("a" * 20), request("b" * 20)]
+    async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
+        replies = await run(engine, *wanted)
+    assert tried[:4] == [(0, 1), (0,), (1,), (0, 1)]
+    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
