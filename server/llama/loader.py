@@ -189,6 +189,7 @@ def _open(
 
     def on_progress(fraction: float, _user_data: object) -> bool:
         nonlocal stopped
+        stopped = True  # also if `progress` raises: ctypes then returns False
         stopped = not progress(fraction)
         return not stopped
 

@@ -69,9 +69,15 @@ def test_a_folder_may_have_a_name_that_is_not_utf_8(tiny_path: Path, tmp_path: P
     LlamaLoader().load(spec, lambda _: True).close()
 
 
-def test_progress_can_stop_the_load(tiny_path: Path) -> None:
+def fails(_fraction: float) -> bool:
+    raise RuntimeError("the pipe is closed")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("progress", [lambda _fraction: False, fails])
+def test_progress_can_stop_the_load(tiny_path: Path, progress: Callable[[float], bool]) -> None:
     with pytest.raises(ModelFailed, match="stopped"):
-        LlamaLoader().load(ModelSpec("tiny", tiny_path), lambda _fraction: False)
+        LlamaLoader().load(ModelSpec("tiny", tiny_path), progress)
 
 
 @pytest.mark.parametrize(("on_device", "sizes"), [(False, [2]), (True, [2, 64])])
