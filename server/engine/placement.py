@@ -93,10 +93,10 @@ class Placement:
 
     @property
     def n_in_cells(self) -> int:
-        """Those of them that need no additional cells, because another slot holds them. Cells of the slot itself count
-        as free until it is occupied.
+        """Those of them that need no additional cells, because a running sequence holds them. Cells of idle slots count
+        as free.
         """
-        return self.n_cached if isinstance(self.source, Slot) and self.source is not self.slot else 0
+        return self.n_cached if isinstance(self.source, Slot) and not self.source.idle else 0
 
 
 def n_id_groups(ids: AbstractSet[int]) -> int:

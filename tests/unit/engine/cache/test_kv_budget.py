@@ -115,14 +115,16 @@ def test_the_least_urgent_and_of_these_the_newest_is_preempted() -> None:
     assert not budget.surely_lacks_cells(newest)
 
 
-def test_cells_of_an_idle_cache_count_for_the_prompt_that_continues_it() -> None:
-    s = scheduler(3, unified=True, n_cells=2000)
+@pytest.mark.parametrize(("n_others", "n_more"), [(0, 1), (1100, 1000)])  # continued in place; copied
+def test_cells_of_an_idle_cache_count_for_the_prompt_that_continues_it(n_others: int, n_more: int) -> None:
+    s = scheduler(3, unified=True, n_cells=2000 + n_more)
     prefilling = placed(s, [1] * 900)
-    s.slots[2].tokens = [2] * 1000
-    waiting(s, [*[2] * 1000, 3])
-    assert s.place(0.0) is None  # with replies, both need 2029 cells
+    s.slots[2].tokens = [2] * 1000 + [4] * n_others
+    waiting(s, [*[2] * 1000, *[3] * n_more])
+    assert s.place(0.0) is None  # with replies, both need 2028 cells besides `n_more`
     finish(s, prefilling, 1.0)
-    assert place(s).n_reuse == 1000
+    placement = place(s)
+    assert (placement.source, placement.n_reuse) == (s.slots[2], 1000)
 
 
 def preempt(s: Scheduler, sequence: Sequence) -> None:
