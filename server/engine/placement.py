@@ -227,8 +227,13 @@ class Placer:
 
         If memory cannot be truncated, that sequence gets a checkpoint there, unless it is already past that place.
         """
+        can_cut = self.info.can_cut
+        if not (can_cut or self.params.ctx_checkpoints):
+            return False
         prefills = {
-            CachedPrefix(s.target, s.adapter_set, slot.n_exact, media=s.media): s
+            CachedPrefix(
+                s.target, s.adapter_set, slot.n_exact, media=s.media, floor=0 if can_cut else s.n_computed + 1
+            ): s
             for slot in self.slots
             if (s := slot.sequence) is not None and s.phase is Phase.PREFILL
             if s.adapter_set.scope == sequence.adapter_set.scope
@@ -238,9 +243,7 @@ class Placer:
         if prefix is None or not self._copy_pays(n, n):
             return False
         computing = prefills[prefix]
-        if not self.info.can_cut:
-            if n <= computing.n_computed or not self.params.ctx_checkpoints:
-                return False
+        if not can_cut:
             computing.checkpoint_positions = tuple({*computing.checkpoint_positions, n})
         self.awaited[sequence] = computing, n
         return True

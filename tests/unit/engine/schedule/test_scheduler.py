@@ -102,6 +102,18 @@ def test_a_prefix_that_is_being_computed_is_waited_for_and_others_go_first() -> 
     assert placement.n_reuse == 200
 
 
+def test_without_truncation_a_prefill_that_is_past_the_prefix_hides_no_other() -> None:
+    s = Scheduler(RunnerInfo(3, 4000, 12_000, 512, 512, unified=False, can_cut=False), EngineParams())
+    shared, prompts = list(range(1500)), list[Sequence]()
+    for n_computed in (1800, 100):
+        prompts.append(placed(s, [*shared, *[n_computed] * 1000]))
+        prompts[-1].held.tokens, prompts[-1].held.floor = prompts[-1].target[:n_computed], n_computed
+    third = waiting(s, [*shared, 7])
+    assert s.place(0.0) is None
+    assert s.placer.awaited == {third: (prompts[1], 1500)}
+    assert 1500 in prompts[1].checkpoint_positions
+
+
 def test_nobody_waits_for_tokens_that_were_shifted() -> None:
     s = scheduler()
     first = placed(s, list(range(300)))
