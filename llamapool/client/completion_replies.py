@@ -61,7 +61,9 @@ class Timings:
         timings = reply.get("timings")
         if not isinstance(timings, dict):
             return None
-        return cls(**{each.name: type(each.default)(timings.get(each.name) or 0) for each in fields(cls)})
+        given: Raw = {each.name: timings.get(each.name) or 0 for each in fields(cls)}
+        values: Raw = {name: int(n) if name.endswith("_n") else float(n) for name, n in given.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
