@@ -280,7 +280,8 @@ class Scheduler:
             n_pending -= 1 + fitting[-1].n_rolled_back
             fitting = fitting[:-1]
         n_outputs = self.info.n_more_outputs // (2 if any(s.unscored for s in self.active()) else 1)  # half for prompts
-        draft_room = min(self.kv_budget.max_batch - n_pending, n_outputs)
+        is_quarantined = bool(fitting) and fitting[0].quarantined_until > 0  # then it is alone
+        draft_room = 0 if is_quarantined else min(self.kv_budget.max_batch - n_pending, n_outputs)
         drafts = propose(fitting, draft_room) if propose is not None and fitting else [[]] * len(fitting)
         return [
             TokenRun(s.held.id, s.held.pos, [*s.pending, *draft], 1 + len(draft), at=s.n_computed, sequence=s)

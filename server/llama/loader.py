@@ -189,8 +189,11 @@ def _open(
 
     def on_progress(fraction: float, _user_data: object) -> bool:
         nonlocal stopped
-        stopped = True  # also if `progress` raises: ctypes then returns False
-        stopped = not progress(fraction)
+        try:
+            stopped = not progress(fraction)
+        except BaseException:  # noqa: BLE001 - ctypes would return an earlier result
+            logger.exception("model '%s': the progress of its load can't be reported", name)
+            stopped = True
         return not stopped
 
     callback = C.llama_progress_callback(on_progress)  # must stay referenced as long as the load runs

@@ -19,7 +19,7 @@ from server.dialects.custom_tools import input_arguments
 from server.dialects.fields import MAX_MESSAGES, json_text, objects_in, string_of, text_in, wrong_type
 from server.dialects.reasoning_cipher import COMPACTION, NO_CIPHER, REASONING, ReasoningCipher, TamperedReasoning
 from server.dialects.responses.compaction import compacted_text
-from server.dialects.responses.tools import ApprovedCall, ResponseTools, reader_name
+from server.dialects.responses.tools import ApprovedCall, ResponseTools, reader_name, without_secrets
 from server.dialects.responses.write import ITEM_TYPES
 from server.dialects.tool_types import called
 from server.dialects.tools import model_name
@@ -58,12 +58,14 @@ def _is_reference(item: Mapping[str, Any]) -> bool:
 
 
 def item_to_store(item: Json) -> Json:
-    """Return an input item as OpenAI's API lists it: with the fields that a client may omit."""
+    """Return an input item as OpenAI's API lists it: with the fields that a client may omit, and without secrets."""
     kind = item.get("type") or "message"
     item_id = item.get("id")
     if not isinstance(item_id, str) or not item_id:
         item_id = (ITEM_TYPES[kind].prefix if kind in ITEM_TYPES else "item_") + random_id()
     listed = {**item, "id": item_id, "type": kind, "status": item.get("status") or "completed"}
+    if kind in ("additional_tools", "tool_search_output") and isinstance(item.get("tools"), list):
+        listed["tools"] = [without_secrets(each) if isinstance(each, dict) else each for each in item["tools"]]
     if kind != "message":
         return listed
     content = item.get("content")

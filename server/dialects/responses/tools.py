@@ -122,6 +122,14 @@ def _shown(entry: Json) -> Json:
     if entry.get("type") == "function":
         said = {"description": entry.get("description") or "", "parameters": entry.get("parameters") or NO_PARAMETERS}
         return {**entry, **said, "strict": entry.get("strict") is not False}
+    return without_secrets(entry)
+
+
+def without_secrets(entry: Json) -> Json:
+    """Return a tool without the secrets of an MCP server, also if it is in a namespace."""
+    if entry.get("type") == "namespace" and isinstance(entry.get("tools"), list):
+        inner = [without_secrets(each) if isinstance(each, dict) else each for each in entry["tools"]]
+        return {**entry, "tools": inner}
     if entry.get("type") != "mcp":
         return entry
     own = {name: value for name, value in entry.items() if name in _SHOWN}

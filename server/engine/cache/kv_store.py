@@ -404,10 +404,12 @@ class Cells:
             return
         if any(abs(n - place) < MIN_TOKENS for place in slot.checkpoints):
             return
+        if self._checkpoint_s and self._moves.stalls_others(self._checkpoint_s):
+            return
         started = self._clock()
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
-            stalls = self._moves.stalls_others(self._checkpoint_s or self._moves.move_s(n_bytes))
+            stalls = not self._checkpoint_s and self._moves.move_stalls(n_bytes)
             if stalls or not self._room_for_checkpoint(slot, n_bytes, started):
                 return
             state = self._runner.seq_checkpoint(slot.id)

@@ -48,15 +48,15 @@ async def test_the_content_type_does_not_matter(api: Api) -> None:
 @pytest.mark.parametrize(
     ("path", "reader", "field"),
     [
-        ("/v1/chat/completions", "inference.CHAT", "messages"),
-        ("/v1/completions", "inference.COMPLETIONS", "prompt"),
-        ("/completion", "inference.NATIVE", "prompt"),
-        ("/infill", "inference.INFILL", "input_prefix"),
-        ("/tokenize", "inference.read_tokenize", "content"),
-        ("/v1/messages", "inference.parse_messages", "messages"),
-        ("/v1/responses", "responses.parse_response", "input"),
-        ("/v1/embeddings", "inference.read_embeddings", "input"),
-        ("/rerank", "inference.read_rerank", "query"),
+        ("/v1/chat/completions", "routes.inference.CHAT", "messages"),
+        ("/v1/completions", "routes.inference.COMPLETIONS", "prompt"),
+        ("/completion", "routes.inference.NATIVE", "prompt"),
+        ("/infill", "routes.inference.INFILL", "input_prefix"),
+        ("/tokenize", "routes.inference.read_tokenize", "content"),
+        ("/v1/messages", "routes.inference.parse_messages", "messages"),
+        ("/v1/responses", "serving.responses.parse_response", "input"),
+        ("/v1/embeddings", "routes.inference.read_embeddings", "input"),
+        ("/rerank", "routes.inference.read_rerank", "query"),
     ],
 )
 async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_collector(
@@ -68,10 +68,10 @@ async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_col
         seen.append((threading.current_thread(), gc.isenabled()))
         raise InvalidRequest("this was read")
 
-    module, _, name = reader.partition(".")
-    routes = import_module(f"server.routes.{module}")
-    given = getattr(routes, name)
-    monkeypatch.setattr(routes, name, replace(given, parse=refuse) if isinstance(given, Dialect) else refuse)
+    module, _, name = reader.rpartition(".")
+    user = import_module(f"server.{module}")
+    given = getattr(user, name)
+    monkeypatch.setattr(user, name, replace(given, parse=refuse) if isinstance(given, Dialect) else refuse)
     for n in (1, 1 << 14):
         reply = await client.post(path, json={field: "x" * n})
         assert reply.status_code in (400, 501)  # the latter: a model that doesn't embed is refused first

@@ -205,3 +205,11 @@ def test_secrets_of_an_mcp_server_that_is_left_out_are_not_repeated() -> None:
     for url, origin in (("https://x.example/p?key=SECRET", "https://x.example"), ("http://[SECRET", None), ("", "")):
         [shown] = parse_response({"input": "hi", "tools": [{**tool, "server_url": url}]}).shown_tools
         assert shown == {"type": "mcp", "server_label": "x", "server_url": origin, "headers": None}
+    space = {"type": "namespace", "name": "n", "description": "", "tools": [tool]}
+    items = [
+        {"role": "user", "content": "hi"},
+        {"type": "additional_tools", "role": "developer", "tools": [tool]},
+        {"type": "tool_search_output", "execution": "client", "call_id": None, "tools": [tool, space]},
+    ]
+    parsed = parse_response({"input": items, "tools": [space]})
+    assert "SECRET" not in repr([parsed.shown_tools, parsed.input_items])

@@ -261,14 +261,14 @@ async def test_a_sequence_of_a_refused_batch_computes_alone_what_it_had_in_it() 
 
 
 async def test_quarantine_does_not_last_for_drafts() -> None:
-    machine, tried = Machine(), list[tuple[int, ...]]()
+    machine, tried = Machine(), list[tuple[tuple[int, int], ...]]()
     runner = drafted(machine, wrong=100, n_seq=2)
 
     def refuse_one(entries: Sequence[BatchEntry]) -> None:
         machine.step(entries)
         is_drafted = len(entries) == 2 and all(entry.n_outputs > 1 for entry in entries)
         if tried or is_drafted:
-            tried.append(tuple(entry.seq for entry in entries))
+            tried.append(tuple((entry.seq, len(entry.tokens)) for entry in entries))
         if len(tried) == 1:
             raise InternalError("llama_decode returned -3")
 
@@ -276,5 +276,6 @@ async def test_quarantine_does_not_last_for_drafts() -> None:
     wanted = [request("a" * 20), request("b" * 20)]
     async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
         replies = await run(engine, *wanted)
-    assert tried[:4] == [(0, 1), (0,), (1,), (0, 1)]
+    assert tried[1:3] == [((0, 1),), ((1, 1),)]
+    assert [[seq for seq, _ in runs] for runs in (tried[0], tried[3])] == [[0, 1], [0, 1]]
     assert [reply.text for reply in replies] == [alone(each) for each in wanted]
