@@ -192,7 +192,7 @@ def _open(
         try:
             stopped = not progress(fraction)
         except BaseException:  # noqa: BLE001 - ctypes would return an earlier result
-            logger.exception("model '%s': the progress of its load can't be reported", name)
+            logger.exception("model '%s': reporting the load's progress failed, please report it", name)
             stopped = True
         return not stopped
 
