@@ -72,27 +72,32 @@ _SIMILAR = 0.75
 """How similar a known name must be to an unknown one to be suggested, from 0 to 1 (difflib's ratio)."""
 
 
+class _More(str):
+    """The number of further sentences, in digits. Nobody reads those, and a body may need a million."""
+
+
 def unused_fields(body: Mapping[str, Any], known: type[Body] | Collection[str], own: Iterable[str] = ()) -> list[str]:
-    """Return a sentence for each of a JSON body's fields without effect.
+    """Return a sentence for each of a JSON body's fields without effect, as far as `as_header` shows them.
 
     `known`: the schema of the body, or the names of its fields. `own`: the dialect's own sentences, which are first.
     """
-    found = [*own]
+    found = [*dict.fromkeys(own)]
     samplers = body.get("samplers")
     if isinstance(samplers, str | list) and any(each in GONE_SAMPLERS for each in samplers):
         found.append(f"tfs_z in samplers is ignored: {DEPRECATED['tfs_z'][1]}")
-    n_unknown = 0
+    n_more = len(found[_MAX_SHOWN:])
+    del found[_MAX_SHOWN:]
     fields = known_fields(known) if isinstance(known, type) else Members(frozenset(known), without_effect=DEPRECATED)
     for path, name, members in _unused(body, fields):
-        if name in members.without_effect:
+        if len(found) == _MAX_SHOWN:
+            n_more += 1
+        elif name in members.without_effect:
             found.append(f"{path} is ignored: {members.without_effect[name][1]}")
-            continue
-        n_unknown += 1
-        names = members.names if n_unknown <= _MAX_SHOWN else ()
-        like = get_close_matches(name[:_SHOWN_CHARS], names, 1, _SIMILAR)
-        hint = f" (did you mean {like[0]!r}?)" if like else ""
-        found.append(f"{path[:_MAX_PATH_CHARS]!a} is ignored: unknown field{hint}")
-    return found
+        else:
+            like = get_close_matches(name[:_SHOWN_CHARS], members.names, 1, _SIMILAR)
+            hint = f" (did you mean {like[0]!r}?)" if like else ""
+            found.append(f"{path[:_MAX_PATH_CHARS]!a} is ignored: unknown field{hint}")
+    return [*found, _More(n_more)] if n_more else found
 
 
 def _unused(given: object, known: Members, at: str = "") -> Iterator[tuple[str, str, Members]]:
@@ -121,12 +126,14 @@ def as_header(warnings: Iterable[str]) -> dict[str, str]:
 
     Sentences may contain text of the client, so each is one short line of ASCII.
     """
-    found = list(dict.fromkeys(warnings))
+    given = [*dict.fromkeys(warnings)]
+    found = [each for each in given if not isinstance(each, _More)]
+    n_more = len(found[_MAX_SHOWN:]) + sum(int(each) for each in given if isinstance(each, _More))
     if not found:
         return {}
     cut = (text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..." for text in found[:_MAX_SHOWN])
     shown = ["".join(char if " " <= char <= "~" else "?" for char in text) for text in cut]
-    rest = [f"and {len(found) - _MAX_SHOWN} more"] * (len(found) > _MAX_SHOWN)
+    rest = [f"and {n_more} more"] if n_more else []
     header = "; ".join([*shown, *rest])
     logger.info("a request is answered without all that it holds: %s", header)
     return {WARNING_HEADER: header}

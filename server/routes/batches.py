@@ -32,7 +32,7 @@ from server.serving.stored import (
 )
 from server.state.batches import Outcome
 from server.state.objects import UNFINISHED, Json, Page, PageQuery
-from server.transport.body import read_as, read_json, read_later
+from server.transport.body import read_as, read_later
 from server.transport.errors import json_reply
 from server.transport.options import DAY_S
 
@@ -62,8 +62,11 @@ class BatchBody(MetadataBody):
 @describe("$Batch", BatchBody, _EXAMPLE, errors=(*READS, 404))
 async def create_batch(request: Request) -> Response:
     """Start a batch of the requests in an uploaded file."""
-    given = await read_json(request)
-    body = parse(BatchBody, given)
+
+    def read(given: Json) -> tuple[BatchBody, dict[str, str]]:
+        return parse(BatchBody, given), as_header(unused_fields(given, BatchBody))
+
+    body, headers = await read_as(request, read)
     await find_object(request, "file", body.input_file_id)
     data = await services(request).state.data(owner_of(request), body.input_file_id) or b""
     found = await read_later(request, lambda: read_lines(data, body.endpoint))
@@ -78,7 +81,7 @@ async def create_batch(request: Request) -> Response:
     }
     lasts_s = int(window[:-1]) * _WINDOW_S[window[-1]]
     batch = await _start(request, found, {"api": "openai", "endpoint": body.endpoint, **fields}, lasts_s)
-    return json_reply(await _openai(request, batch), headers=as_header(unused_fields(given, BatchBody)))
+    return json_reply(await _openai(request, batch), headers=headers)
 
 
 @router.get("/v1/batches")

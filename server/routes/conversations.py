@@ -23,7 +23,7 @@ from server.serving.stored import (
     remove_object,
 )
 from server.state.objects import Json, Page
-from server.transport.body import read_as, read_json
+from server.transport.body import read_as
 from server.transport.errors import json_reply
 
 router = APIRouter(tags=["conversations"])
@@ -58,14 +58,17 @@ async def get_conversation(request: Request, conversation_id: str) -> Response:
 @describe("$Conversation", example={"metadata": {"topic": "foxes"}}, errors=(*READS, 404))
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     """Replace a conversation's metadata."""
-    body = await read_json(request)
-    if "metadata" not in body:
-        raise InvalidRequest("Field 'metadata': is required", "metadata")
-    metadata = read_metadata(body)
+
+    def read(given: Json) -> tuple[Json, dict[str, str]]:
+        if "metadata" not in given:
+            raise InvalidRequest("Field 'metadata': is required", "metadata")
+        return read_metadata(given), as_header(unused_fields(given, ("metadata",)))
+
+    metadata, headers = await read_as(request, read)
     changed = await change_object(
         *(request, "conversation", conversation_id), lambda found: {**found, "metadata": metadata}
     )
-    return json_reply(changed, headers=as_header(unused_fields(body, ("metadata",))))
+    return json_reply(changed, headers=headers)
 
 
 @router.delete("/v1/conversations/{conversation_id}")

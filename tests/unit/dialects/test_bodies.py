@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from server.dialects import warnings
 from server.dialects.chat.parse import ChatBody, ControlBody, parse_chat
 from server.dialects.completions.parse import parse_completion
 from server.dialects.fields import Body, parse
@@ -212,11 +213,18 @@ def test_a_similar_known_name_is_suggested_at_the_path_of_the_field() -> None:
     assert header[WARNING_HEADER] == "'options.temprature' is ignored: unknown field (did you mean 'temperature'?)"
 
 
-def test_many_unused_fields_are_counted_and_odd_names_are_one_line_of_ascii() -> None:
-    header = as_header(unused_fields({f"{n}é\r\n{'x' * 500}": 1 for n in range(1000)}, ChatBody))[WARNING_HEADER]
+@pytest.mark.parametrize("own", [[], ["a", "a", "b"], [str(n) for n in range(20)]], ids=len)
+def test_many_unused_fields_are_counted_and_odd_names_are_one_line_of_ascii(
+    monkeypatch: pytest.MonkeyPatch, own: list[str]
+) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(warnings, "get_close_matches", lambda name, *_: compared.append(name) or [])  # type: ignore[func-returns-value]
+    found = unused_fields({f"{n}é\r\n{'x' * 500}": 1 for n in range(1000)}, ChatBody, own)
+    assert max(len(found), len(compared)) < 10, "of a million fields, only those are compared that are shown"
+    header = as_header([*found, "of the session"])[WARNING_HEADER]
     assert header.isascii()
     assert header.isprintable()
-    assert header.endswith("and 992 more")
+    assert header.endswith(f"and {1000 + len({*own}) + 1 - 8} more")
 
 
 def test_fields_that_clients_send_back_or_that_have_an_effect_are_known() -> None:
