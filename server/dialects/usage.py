@@ -1,8 +1,7 @@
 """Token counts of a reply, and each API's table of them: a new count is a field, its sum and its entries here."""
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
-from operator import add
+from dataclasses import dataclass
 from typing import Self
 
 from server.dialects.common import Json
@@ -44,7 +43,12 @@ class Usage:
         )
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(*map(add, astuple(self), astuple(other)))
+        return Usage(
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+            self.reasoning + other.reasoning,
+        )
 
     def openai(self) -> Json:
         """Return ``usage`` of chat and text completions. Reasoning tokens are listed if there are any."""

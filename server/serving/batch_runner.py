@@ -168,11 +168,12 @@ class BatchRunner:
         unsent = {"error": {"code": code, "message": "the batch ended before this request was run"}}
         await self.state.end_pending_lines(owner, batch_id, unsent)
         ended: Json = {"status": status, "request_counts": await self.state.line_counts(owner, batch_id)}
-        used: list[Usage] = []
+        used = Usage()
         if batch["api"] == "openai":
-            ended["output_file_id"] = await self._write_file(owner, batch, "output", ("completed",), used)
-            ended["error_file_id"] = await self._write_file(owner, batch, "error", ("failed", "unsent"), used)
-        ended["usage"] = sum(used, Usage()).responses()
+            ended["output_file_id"], used = await self._write_file(owner, batch, "output", ("completed",))
+            ended["error_file_id"], more = await self._write_file(owner, batch, "error", ("failed", "unsent"))
+            used += more
+        ended["usage"] = used.responses()
         ended[f"{status}_at"] = now = int(time.time())
         expires_at = None if self.keep_s is None else now + self.keep_s
         await self.state.update(owner, "batch", batch_id, lambda body: {**body, **ended}, expires_at=expires_at)
@@ -180,18 +181,17 @@ class BatchRunner:
             await self.state.remove_lines(owner, batch_id)
 
     async def _write_file(
-        self, owner: str, batch: Json, kind: str, outcomes: Collection[str], used: list[Usage]
-    ) -> str | None:
-        """Write the results with these outcomes as a file, and add their token counts to `used`.
-
-        Return its id, None if there are none.
-        """
+        self, owner: str, batch: Json, kind: str, outcomes: Collection[str]
+    ) -> tuple[str | None, Usage]:
+        """Write the results with these outcomes as a file. Return its id, None if there are none, and their usage."""
+        used = Usage()
 
         def line(custom_id: str, result: Json, outcome: Outcome) -> Json | None:
+            nonlocal used
             if outcome not in outcomes:
                 return None
             body = result.get("body")
-            used.append(Usage.read(body.get("usage") if isinstance(body, dict) else None))
+            used += Usage.read(body.get("usage") if isinstance(body, dict) else None)
             return {
                 "id": f"batch_req_{random_id()}",
                 "custom_id": custom_id,
@@ -201,7 +201,7 @@ class BatchRunner:
 
         data = await self.state.written_results(owner, batch["id"], line)
         if not data:
-            return None
+            return None, used
         keep_s = batch["output_expires_after_s"] or self.keep_s
         expires_at = None if keep_s is None else int(time.time() + keep_s)
         file = new_file(f"{batch['id']}_{kind}.jsonl", "batch_output", len(data), expires_at)
@@ -209,7 +209,7 @@ class BatchRunner:
         await self.files.put(
             *(owner, "file", file), data=data, label="batch_output", expires_at=expires_at, within_quota=False
         )
-        return str(file["id"])
+        return str(file["id"]), used
 
 
 def new_file(filename: str, purpose: str, n_bytes: int, expires_at: int | None = None) -> Json:

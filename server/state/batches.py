@@ -38,11 +38,11 @@ class BatchObjects(SqliteObjects):
             "INSERT INTO batch_lines (owner, batch_id, run_order, number, custom_id, request) VALUES (?, ?, ?, ?, ?, ?)"
         )
         name, document = batch["id"], Document("batch", batch, label=batch["api"], expires_at=expires_at)
-        values = [(owner, name, order, each.number, each.custom_id, each.body) for order, each in enumerate(lines)]
 
         def work(db: sqlite3.Connection) -> None:
-            db.executemany(query, values)
-            self.change_one(db, owner, name, lambda _: document, None)
+            rows = ((owner, name, order, each.number, each.custom_id, each.body) for order, each in enumerate(lines))
+            db.executemany(query, rows)
+            self.change_one(db, owner, name, lambda _: document)
             self.fit(db, owner, keep=name)
 
         await self.database.run(work)

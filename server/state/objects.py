@@ -22,6 +22,8 @@ Json = dict[str, Any]
 Kind = Literal["response", "conversation", "file", "batch"]
 UNFINISHED = {"response": ("queued", "in_progress"), "batch": ("in_progress", "finalizing", "cancelling")}
 """The statuses in which a server works on an object, by kind."""
+MAX_CONVERSATION_VALUES = 1_000_000
+"""JSON values of a conversation with its items, counted as those of a body: `unpack` holds the GIL."""
 _LENGTH_BYTES = 8
 
 
@@ -74,9 +76,18 @@ class Document:
 Change = Callable[[Document | None], Document | None]
 
 
-def pack(document: Document) -> bytes:
-    """Return a document as `unpack` reads it: the number of its JSON bytes, then these, compressed."""
+def pack(document: Document, *, within_quota: bool = False) -> bytes:
+    """Return a document as `unpack` reads it: the number of its JSON bytes, then these, compressed.
+
+    Raises `QuotaExceeded` for a conversation above its limit, if it must stay `within_quota`.
+    """
     encoded = orjson.dumps(document)
+    is_limited = within_quota and document.kind == "conversation"
+    if is_limited and sum(map(encoded.count, (b",", b"[", b"{"))) > MAX_CONVERSATION_VALUES:
+        raise QuotaExceeded(
+            f"a conversation may hold at most {MAX_CONVERSATION_VALUES} JSON values with all its items; delete items, "
+            "or create another conversation"
+        )
     return len(encoded).to_bytes(_LENGTH_BYTES, "big") + zlib.compress(encoded, 1)
 
 
@@ -119,7 +130,7 @@ class Objects(ABC):
         the first one unless `data` is None, and return its new document.
 
         A change gets None for a document that is missing or hidden, and returns None to change nothing. Raises
-        `QuotaExceeded`, if the owner must stay `within_quota`; then nothing has changed.
+        `QuotaExceeded`, if all must stay `within_quota`; then nothing has changed.
         """
 
     @abstractmethod

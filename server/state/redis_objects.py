@@ -90,7 +90,7 @@ class RedisObjects(Objects):
                 new = change(None if old is None or old.hidden else old)
                 if new is None:
                     continue
-                encoded = await asyncio.to_thread(pack, new)
+                encoded = await asyncio.to_thread(pack, new, within_quota=within_quota)
                 grown = n_bytes_of(encoded) - n_bytes_of(packed)
                 if within_quota and grown > 0 and n_bytes_of(encoded) > MAX_DOCUMENT_BYTES:
                     raise QuotaExceeded(f"an object may have at most {MAX_DOCUMENT_BYTES >> 20} MiB with all its items")

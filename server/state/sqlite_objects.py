@@ -67,7 +67,9 @@ class SqliteObjects(Objects):
         def work(db: sqlite3.Connection) -> Document | None:
             first = next(iter(changes))
             found = {
-                object_id: self.change_one(db, owner, object_id, change, data if object_id == first else None)
+                object_id: self.change_one(
+                    *(db, owner, object_id, change, data if object_id == first else None), within_quota=within_quota
+                )
                 for object_id, change in changes.items()
             }
             if within_quota and any(found.values()):
@@ -77,14 +79,21 @@ class SqliteObjects(Objects):
         return await self.database.run(work)
 
     def change_one(
-        self, db: sqlite3.Connection, owner: str, object_id: str, change: Change, data: bytes | None
+        self,
+        db: sqlite3.Connection,
+        owner: str,
+        object_id: str,
+        change: Change,
+        data: bytes | None = None,
+        *,
+        within_quota: bool = True,
     ) -> Document | None:
         """Do what `change` does with one document, as a part of a transaction."""
         old = _document(db, owner, object_id)
         new = change(None if old is None or old.hidden else old)
         if new is None:
             return None
-        packed = pack(new)
+        packed = pack(new, within_quota=within_quota)
         values = {name: getattr(new, name) for name in ("kind", "label", "parent", "is_unfinished", "expires_at")}
         values |= {"owner": owner, "id": object_id, "worker": self.database.worker, "document": packed}
         values |= {"n_bytes": n_bytes_of(packed) + len(data or b""), "data": data, "used_at": self.clock()}

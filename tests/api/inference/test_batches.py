@@ -18,6 +18,9 @@ from anthropic import BadRequestError as AnthropicBadRequest
 from openai import AsyncOpenAI, NotFoundError
 from openai.types import Batch
 
+from server.dialects.usage import Usage
+from server.dialects.warnings import WARNING_HEADER
+from server.routes import batches, conversations
 from server.routes.batches import _message_result
 from server.serving import batch_runner
 from server.telemetry.record import REQUEST_ID
@@ -325,6 +328,42 @@ async def test_files_of_a_batch_expire_and_its_usage_is_summed(serve: Serve) -> 
     assert ends[0].usage
     assert ends[0].usage.total_tokens == sum(each["response"]["body"]["usage"]["total_tokens"] for each in results)
     assert ends[0].model == "demo"
+
+
+async def test_a_long_body_and_the_usage_of_a_batch_are_read_beside_the_event_loop(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, list[bool]] = {}  # for each call, whether it was on the event loop
+    loop = threading.get_ident()
+
+    def watch(of: Any, name: str, key: str) -> None:
+        original = getattr(of, name)
+
+        def watched(*arguments: Any) -> Any:
+            threads.setdefault(key, []).append(threading.get_ident() == loop)
+            return original(*arguments)
+
+        monkeypatch.setattr(of, name, watched)
+
+    watch(batches, "unused_fields", "batch")
+    watch(conversations, "unused_fields", "conversation")
+    watch(Usage, "__add__", "usage")
+    padding = {"metadata": {}, "padding": "x" * (1 << 15)}
+    async with opened(serve) as (api, client):
+        conversation = await client.conversations.create()
+        before = await ended(api, client, (await start(client, [line(n) for n in range(5)])).id)
+        threads.clear()
+        batch = await client.batches.create(
+            input_file_id=before.input_file_id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            extra_body=padding,
+        )
+        assert (await ended(api, client, batch.id)).usage
+        updated = await api.client.post(f"/v1/conversations/{conversation.id}", json=padding)
+    assert (updated.status_code, "'padding' is ignored" in updated.headers[WARNING_HEADER]) == (200, True)
+    assert (threads["batch"], threads["conversation"]) == ([False], [False])
+    assert sorted(threads["usage"]) == [*[False] * 5, True], "only both files' sums are added on the event loop"
 
 
 async def test_a_batch_needs_a_file_of_its_own_client(serve: Serve) -> None:

@@ -186,6 +186,24 @@ async def test_conversations_grow_and_shrink(objects: Objects) -> None:
     assert await used_bytes(objects) == 0
 
 
+async def test_a_conversation_has_a_limit_of_values_above_which_it_can_only_shrink(
+    objects: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await objects.put("me", "conversation", {"id": "k"}, inputs=[message("1", "one"), message("2", "two")])
+    monkeypatch.setattr("server.state.objects.MAX_CONVERSATION_VALUES", 50)
+    three = {**message("3", ""), "content": [{}] * 30}
+    with pytest.raises(QuotaExceeded, match="at most 50 JSON values"):
+        await objects.append("me", "k", [three])
+    with pytest.raises(QuotaExceeded):
+        await objects.put("me", "response", {"id": "r"}, outputs=[three], append_to="k")
+    assert await objects.get("me", "response", "r") is None
+    await objects.put("me", "response", {"id": "r"}, outputs=[three])
+    monkeypatch.setattr("server.state.objects.MAX_CONVERSATION_VALUES", 5)
+    assert await objects.update("me", "conversation", "k", lambda body: {**body, "n": 1}) == {"id": "k", "n": 1}
+    assert await objects.remove_item("me", "k", "2")
+    assert [item["id"] for item in await objects.items("me", "k")] == ["1"]
+
+
 async def test_a_response_and_its_append_are_stored_together_or_not_at_all(objects: Objects) -> None:
     await objects.put("me", "conversation", {"id": "k"})
     before = await used_bytes(objects)
@@ -275,6 +293,22 @@ async def test_a_batch_is_stored_with_its_requests_or_not_at_all() -> None:
     with pytest.raises(Unavailable):
         await objects.add_batch("me", {"id": "d", "api": "openai"}, [BatchLine(0, "0", b"{}")])
     assert await used_bytes(objects) == 0
+    objects.database.close()
+
+
+async def test_the_rows_of_a_batch_are_built_beside_the_event_loop() -> None:
+    threads = set()
+
+    class Lines(list[BatchLine]):
+        def __iter__(self) -> Iterator[BatchLine]:
+            threads.add(threading.get_ident())
+            return super().__iter__()
+
+    objects = BatchObjects(Database(None), MIB)
+    await objects.add_batch("me", {"id": "d", "api": "openai"}, Lines([BatchLine(0, "0", b"{}")]))
+    assert (await objects.line_counts("me", "d"))["total"] == 1
+    assert threads
+    assert threading.get_ident() not in threads
     objects.database.close()
 
 
