@@ -405,16 +405,16 @@ class Connection:
         if not number:
             function(*arguments)
             return
-        self._answers[number] = task = self._loop.create_task(self._answer(number, function(*arguments)))
+        self._answers[number] = task = self._loop.create_task(self._answer(number, function, arguments))
         task.add_done_callback(lambda _: self._answers.pop(number))
 
     def _cancel_call(self, number: int) -> None:
         if number in self._answers:
             self._answers[number].cancel()
 
-    async def _answer(self, number: int, result: Awaitable[Any]) -> None:
+    async def _answer(self, number: int, function: Callable[..., Awaitable[Any]], arguments: tuple[Any, ...]) -> None:
         try:
-            reply = self._encoder().encode(Reply(number, await result))
+            reply = self._encoder().encode(Reply(number, await function(*arguments)))
         except asyncio.CancelledError:
             return
         except BaseException as error:  # noqa: BLE001 - without a reply, the caller would wait forever

@@ -1,6 +1,7 @@
 """Messages between the server and a worker process: what arrives equals what was sent, and nothing else is accepted."""
 
 import asyncio
+import gc
 import io
 import pickle
 import socket
@@ -262,6 +263,16 @@ async def test_a_cancelled_call_is_cancelled_at_the_other_end() -> None:
         await ends.cancelled.wait()
         assert await ends.worker.call("echo", 1) == 1
     assert not ends.invalid
+
+
+async def test_a_call_cancelled_before_it_starts_calls_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    async with connected() as ends:
+        ends.server._called(1, ends.server.functions["hang"], ())
+        ends.server._cancel_call(1)
+        assert await ends.worker.call("echo", 1) == 1
+        assert not ends.hanging.is_set()
+    gc.collect()
+    assert not [str(each.message) for each in recwarn if "never awaited" in str(each.message)]
 
 
 async def test_a_message_that_names_no_function_is_invalid() -> None:
