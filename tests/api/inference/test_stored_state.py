@@ -129,6 +129,22 @@ async def test_state_survives_a_restart(serve: Serve, tmp_path: Path) -> None:
     assert (tmp_path / "state.sqlite3").stat().st_mode & 0o077 == 0
 
 
+async def test_a_response_says_that_it_does_not_fit_its_conversation(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(serve) as (_, client):
+        conversation = await client.conversations.create(items=[{"role": "user", "content": "Remember me."}])
+        monkeypatch.setattr("server.state.objects.MAX_CONVERSATION_VALUES", 20)
+        with pytest.raises(BadRequestError, match="at most 20 JSON values"):
+            await client.conversations.items.create(conversation.id, items=[{"role": "user", "content": "Hi"}])
+        response = await ask(client, conversation=conversation.id)
+        assert (response.status, response.output_text) == ("completed", "Hello!")
+        assert orjson.loads(response.to_json())["store"] is False
+        await client.conversations.update(conversation.id, metadata={"topic": "demo"})
+        items = await client.conversations.items.list(conversation.id)
+    assert text_of(items.data) == ["Remember me."]
+
+
 async def test_a_conversation_grows_with_its_responses(serve: Serve) -> None:
     async with opened(serve) as (_, client):
         conversation = await client.conversations.create(items=[{"role": "user", "content": "Remember me."}])
