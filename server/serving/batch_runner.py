@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import merge
 from http import HTTPStatus
 from io import BytesIO
 
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 2.0
 """Interval at which a server looks for batches that another one has left or cancelled."""
 _PAGE = 64  # requests that are fetched from the state at once
+_SORTED = 4096  # requests that are sorted at once: a sort holds the GIL
 _RETRIED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _RETRY_AFTER_S = 1.0
 MAX_REQUESTS = 100_000
@@ -277,7 +279,8 @@ def batch_input(requests: Iterable[tuple[int, str, Json]], errors: list[Json]) -
         model = body.get("model")
         models.add(model if isinstance(model, str) else None)
         keyed.append((_prefix(body), number, BatchLine(number, custom_id, orjson.dumps({**body, **_FORCED}))))
-    return BatchInput([line for _, _, line in sorted(keyed)], errors, sorted(models, key=str))
+    runs = (sorted(keyed[at : at + _SORTED]) for at in range(0, len(keyed), _SORTED))
+    return BatchInput([line for _, _, line in merge(*runs)], errors, sorted(models, key=str))
 
 
 def _prefix(body: Json) -> tuple[str, bytes]:

@@ -191,6 +191,23 @@ def test_a_line_of_millions_of_values_is_wrong_and_not_parsed() -> None:
     assert str(MAX_VALUES) in found.errors[0]["message"]
 
 
+def test_a_large_file_is_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sort holds the GIL: all requests of the largest batch in one go stalled the server for half a second."""
+    lengths: list[int] = []
+
+    def watched(values: Any, **options: Any) -> list[Any]:
+        lengths.append(len(values))
+        return sorted(values, **options)
+
+    monkeypatch.setattr(batch_runner, "sorted", watched, raising=False)
+    n = 20_000
+    lines = (json.dumps(line(number * 7919 % n)) for number in range(n))
+    found = batch_runner.read_lines("\n".join(lines).encode(), "/v1/chat/completions")
+    prompts = [json.loads(each.body)["messages"][0]["content"] for each in found.lines]
+    assert prompts == sorted(prompts)
+    assert max(lengths) < 5000
+
+
 def test_a_file_is_not_in_memory_as_the_values_of_all_its_lines() -> None:
     """Each number takes 36 bytes: a file of 64 MiB could take a gigabyte."""
     program = r"""
