@@ -1,4 +1,4 @@
-"""The whole API on one screen.
+"""The whole API on one screen: a module for each part.
 
 Handlers name a dialect (`server.dialects`) and call `server.serving`. `transport.endpoints` has the key scope of every
 path; docs/endpoints.md is generated from it and from the handlers.
@@ -13,11 +13,15 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.routes import (
+    audio,
     batches,
+    chat,
+    completions,
     conversations,
+    embeddings,
     files,
     health,
-    inference,
+    messages,
     metrics,
     models,
     ollama,
@@ -26,34 +30,36 @@ from server.routes import (
     responses,
     slots,
     streams,
+    tokens,
     vertex,
     web,
 )
 from server.transport.endpoints import PAGE_FILE, TARGET, Target
 from server.transport.sse import compressed, is_sent_as_it_is
 
-ROUTERS = (  # those that generate first
-    inference.chat,  # OpenAI's /v1/chat/completions, its token count and control; /apply-template
-    streams.router,  # replies that outlive their client: /v1/stream
-    batches.router,  # requests that run when there is capacity left: /v1/batches, /v1/messages/batches
-    inference.messages,  # Anthropic's /v1/messages and its token count
-    responses.router,  # OpenAI's /v1/responses, also stored and over a WebSocket (`transport.websocket`)
-    conversations.router,  # lists of items that responses continue: /v1/conversations
-    files.router,  # uploads for batches, and their results: /v1/files
-    inference.completions,  # OpenAI's /v1/completions, llama-server's /completion and /infill
-    inference.vectors,  # /v1/embeddings, /embedding, /rerank, /v2/rerank
-    inference.transcriptions,  # the text of a recording: /v1/audio/transcriptions, /v1/audio/translations
-    inference.tokens,  # /tokenize, /detokenize, vLLM's /tokenizer_info
-    ollama.router,  # Ollama's API below /api
-    vertex.router,  # Vertex AI's /predict
-    health.router,  # /health, /livez, /readyz; / without a web UI
-    models.router,  # /v1/models, /models: list, load, unload, pin, download, delete, events
-    props.router,  # /props, /lora-adapters
-    slots.router,  # /slots: show, save, restore, erase; /cache/pin, /cache/reset
-    metrics.router,  # Prometheus' /metrics; /v1/usage
-    web.router,  # live data of the web UI (its files are `server.web`); /tools, /cors-proxy
-    openapi.router,  # /openapi.json, /docs
+_MODULES = (  # those that generate first
+    chat,  # OpenAI's /v1/chat/completions, its token count and control; /apply-template
+    streams,  # replies that outlive their client: /v1/stream
+    batches,  # requests that run when there is capacity left: /v1/batches, /v1/messages/batches
+    messages,  # Anthropic's /v1/messages and its token count
+    responses,  # OpenAI's /v1/responses, also over a WebSocket (`transport.websocket`), stored and compacted ones
+    conversations,  # lists of items that responses continue: /v1/conversations
+    files,  # uploads for batches, and their results: /v1/files
+    completions,  # OpenAI's /v1/completions, llama-server's /completion and /infill
+    embeddings,  # /v1/embeddings, /embedding, /rerank, /v2/rerank
+    audio,  # the text of a recording: /v1/audio/transcriptions, /v1/audio/translations
+    tokens,  # /tokenize, /detokenize, vLLM's /tokenizer_info
+    ollama,  # Ollama's API below /api
+    vertex,  # Vertex AI's /predict
+    health,  # /health, /livez, /readyz; / without a web UI
+    models,  # /v1/models, /models: list, load, unload, pin, download, delete, events
+    props,  # /props, /lora-adapters
+    slots,  # /slots: show, save, restore, erase; /cache/pin, /cache/reset
+    metrics,  # Prometheus' /metrics; /v1/usage
+    web,  # live data of the web UI (its files are `server.web`); /tools, /cors-proxy
+    openapi,  # /openapi.json, /docs
 )
+ROUTERS = tuple(module.router for module in _MODULES)
 
 
 def include_routes(app: FastAPI) -> None:
@@ -100,6 +106,7 @@ class Dispatch:
         self._apps[PAGE_FILE.method, PAGE_FILE.path] = page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the request. Raises what the handler raises."""
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return

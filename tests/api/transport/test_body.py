@@ -48,15 +48,15 @@ async def test_the_content_type_does_not_matter(api: Api) -> None:
 @pytest.mark.parametrize(
     ("path", "reader", "field"),
     [
-        ("/v1/chat/completions", "routes.inference.CHAT", "messages"),
-        ("/v1/completions", "routes.inference.COMPLETIONS", "prompt"),
-        ("/completion", "routes.inference.NATIVE", "prompt"),
-        ("/infill", "routes.inference.INFILL", "input_prefix"),
-        ("/tokenize", "routes.inference.read_tokenize", "content"),
-        ("/v1/messages", "routes.inference.parse_messages", "messages"),
+        ("/v1/chat/completions", "routes.chat.CHAT", "messages"),
+        ("/v1/completions", "routes.completions.COMPLETIONS", "prompt"),
+        ("/completion", "routes.completions.NATIVE", "prompt"),
+        ("/infill", "routes.completions.INFILL", "input_prefix"),
+        ("/tokenize", "routes.tokens.read_tokenize", "content"),
+        ("/v1/messages", "routes.messages.parse_messages", "messages"),
         ("/v1/responses", "serving.responses.parse_response", "input"),
-        ("/v1/embeddings", "routes.inference.read_embeddings", "input"),
-        ("/rerank", "routes.inference.read_rerank", "query"),
+        ("/v1/embeddings", "routes.embeddings.read_embeddings", "input"),
+        ("/rerank", "routes.embeddings.read_rerank", "query"),
     ],
 )
 async def test_a_long_body_is_read_beside_the_event_loop_without_the_garbage_collector(
