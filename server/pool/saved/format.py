@@ -265,7 +265,9 @@ def _end_digest(end: bytes, secret: bytes) -> bytes:
 
 
 def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[SavedTokens, bytes] | None:
-    """Text and state of a file of llama-server's; None for one of ours, and for what is no saved slot.
+    """Return text and state of a file of llama-server's; None for one of ours, and for what is no saved slot.
+
+    One of ours whose tokens another program has written as a plain list is read as llama-server reads it.
 
     Nothing proves that it is whole, or which model it belongs to: the library finds the first out when it reads the
     state, the caller is responsible for the second. Raises `InvalidRequest`.
@@ -275,11 +277,13 @@ def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[SavedTokens, 
     magic, version, n_words = _HEAD.unpack(file.read(_HEAD.size))
     words = file.read(4 * min(n_words, (size - _HEAD.size) // 4))
     packed = words[:4] == _PACKS
-    if magic != STATE_MAGIC or _end(file, size):
+    end = _end(file, size)
+    described = _FOOT.unpack_from(end)[2] + len(end) if end else 0  # bytes of our part, which is not valid any more
+    if magic != STATE_MAGIC or (packed and described):
         return None
     if version != STATE_VERSION:
         raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
-    n_state = size - _HEAD.size - 4 * n_words
+    n_state = size - _HEAD.size - 4 * n_words - described
     if n_state < 0:
         raise InvalidRequest(f"it is truncated: it has {size} bytes")
     if not packed:
