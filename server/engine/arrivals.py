@@ -1,14 +1,15 @@
 """Requests that arrive together share a batch: step threads that have nothing to run wait for more of them.
 
-Clients whose replies came from one batch send their next requests within a few turns of the event loop. If the first of
-these were decoded at once, the others would be a second group, and the two groups would take turns: a step for four
-requests costs nearly as much as one for eight.
+Clients whose replies end in one batch send their next requests within a few turns of the event loop. If the first of
+these were decoded immediately, the others would form a second group, and the two groups would alternate. But a step
+with four requests costs nearly as much as one with eight.
 
-A wait begins when a request arrives, and when one that generates ends. It is over, and the step threads are woken, when
-the open requests fill all slots, or when `QUIET_TURNS` turns of the event loop brought no other. Those that arrive
-``gather_ms`` after it began do not prolong it. The first turn follows after `STEP_SHARE` of the last step.
+A wait begins when a request arrives, and when a request that generates ends. It ends, and the step threads are woken,
+when the open requests fill all slots, or after `QUIET_TURNS` turns of the event loop without a new request. A request
+that arrives more than ``gather_ms`` after the start does not prolong it. The first turn follows after `STEP_SHARE` of
+the duration of the last step.
 
-A step thread that is awake, because it has just sent replies, waits at most ``gather_ms`` (`StepThread._gather`), also
+A step thread that is awake because it has just sent replies waits at most ``gather_ms`` (`StepThread._gather`), also
 for requests in preparation. A request that arrives while others run does not wait: it joins the next step.
 """
 
@@ -21,7 +22,7 @@ QUIET_TURNS = 12
 
 
 class Arrivals:
-    """Whether more requests of one model are expected. Runs on the event loop, except `expected` and `replied`."""
+    """Tracks whether more requests of a model are expected. Runs on the event loop, except `expected` and `replied`."""
 
     def __init__(
         self,
@@ -39,13 +40,13 @@ class Arrivals:
         self._n_preparing = 0
         self._n_turns = 0  # left in the wait
         self._prolonged_until = 0.0  # on the event loop's clock
-        self._next: asyncio.Handle | None = None  # its next turn; None = no wait
+        self._next: asyncio.Handle | None = None  # the next turn of the wait; None = no wait
         self._has_replied = False
 
     @property
     def expected(self) -> bool:
-        """Whether a step thread that has nothing to run shall wait."""
-        if self._has_replied:  # the requests that ended still count as open
+        """Whether a step thread that has nothing to run should wait."""
+        if self._has_replied:  # the requests that have ended still count as open
             return True
         return self._next is not None or (self._n_preparing > 0 and not self._is_full())
 

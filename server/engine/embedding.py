@@ -1,7 +1,7 @@
 """The embedding engine: a queue of inputs, and instances that take from it, each a native context with its step thread.
 
-Requests take turns, one input at a time, so a request with two thousand inputs does not delay one with a single
-input. Inputs are never split.
+Requests take turns, one input at a time, so a request with two thousand inputs hardly delays one with a single input.
+Inputs are never split.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class EmbeddingJob:
-    """One request: its inputs, none empty. Step threads add the ``results``, by input, or the ``error`` that ends it.
-    ``future``, for the client, is completed on the event loop.
+    """One request with its inputs, none of them empty. Step threads add the ``results``, by input, or the ``error``
+    that ends it. ``future``, for the client, is completed on the event loop.
     """
 
     inputs: Sequence[MediaPrompt]
@@ -69,9 +69,8 @@ class EmbeddingQueue:
             return [] if self._takers else [self._jobs.popleft() for _ in range(len(self._jobs))]
 
     def take(self, n_seq: int, n_tokens: int) -> list[Piece]:
-        """Return the inputs of the next decode: at most `n_seq`, at most `n_tokens` in total, or the first one alone.
-
-        A job whose next input does not fit keeps its turn.
+        """Return the inputs of the next decode: at most `n_seq`, with at most `n_tokens` in total. The first one may
+        exceed that, but is then alone. A job whose next input does not fit keeps its turn.
         """
         pieces: list[Piece] = []
         total = 0
@@ -147,7 +146,7 @@ class EmbeddingInstance(StepThread):
         self._end(job for job in jobs if job.error is not None or len(job.results) == len(job.inputs))
 
     def _compute(self, pieces: Sequence[Piece]) -> None:
-        """Decode together; if the library rejects that, one by one, so that only the faulty job fails."""
+        """Decode `pieces` together; if the library rejects that, each alone, so that only the faulty job fails."""
         try:
             found = self._embed([job.inputs[index] for job, index in pieces])
         except CONTAINED as error:
@@ -159,8 +158,8 @@ class EmbeddingInstance(StepThread):
                 error,
             )
             if len(pieces) == 1:
-                own = error if isinstance(error, LlamapoolError) else InternalError("there is no memory for this input")
-                pieces[0][0].error = own
+                no_memory = InternalError("there is no memory for this input")
+                pieces[0][0].error = error if isinstance(error, LlamapoolError) else no_memory
                 return
             for piece in pieces:
                 if piece[0].error is None:
@@ -170,7 +169,7 @@ class EmbeddingInstance(StepThread):
             job.results[index] = vectors
 
     def _on_part(self) -> None:
-        """Record progress within a decode. Raises `InternalError` if no client waits for its rest."""
+        """Record progress within a decode. Raises `InternalError` if all of its jobs were cancelled."""
         self.heartbeat += 1
         if all(job.ended for job, _ in self.running):
             raise InternalError("the request was cancelled")
@@ -187,7 +186,7 @@ class EmbeddingInstance(StepThread):
         return found
 
     def _end(self, jobs: Iterable[EmbeddingJob], error: LlamapoolError | None = None) -> None:
-        """End `jobs`, with `error` if there is one, except those that have ended. Thread-safe."""
+        """End `jobs`, except those that have ended, with their own error or `error`, if any. Thread-safe."""
         ended = [job for job in jobs if not job.ended]
         for job in ended:
             job.ended, job.error = True, job.error or error
@@ -198,7 +197,7 @@ class EmbeddingInstance(StepThread):
             self._deliver(ended)
 
     def _fail_all(self, error: LlamapoolError) -> None:
-        """Fail the jobs of its decode; others wait for the next."""
+        """Fail the jobs of the current decode; others wait for the next one."""
         jobs, self.running = {job for job, _ in self.running} or set(self._queue), ()
         self._end(jobs, error)
 
@@ -241,14 +240,14 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         if not self._queue.add(job):  # the last instance has failed meanwhile
             raise has_failed(self.failure)
         self._open.add(job)
-        self._arrived()
+        self._on_arrival()
         job.future.add_done_callback(lambda _: self._ended_or_cancelled(job))
         return job.future
 
     def _ended_or_cancelled(self, job: EmbeddingJob) -> None:
         job.ended = True
         self._open.remove(job)
-        self._left()
+        self._on_ended()
 
     def _post(self, ended: list[EmbeddingJob]) -> None:
         """Deliver the outcomes of a decode with one call into the event loop. Thread-safe."""
@@ -268,17 +267,17 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         return total
 
     def slots(self) -> list[SlotSnapshot]:
-        """Return one slot per input that the instances' decodes can carry; ids run on across instances."""
+        """Return one slot per input that the instances' decodes can carry; ids are consecutive across instances."""
         return [slot for instance in self._instances for slot in instance.slots()]
 
     def check_integrity(self) -> None:
-        """Verify that no request is lost; only meaningful while idle."""
-        assert self._open >= set(self._queue), "a job is queued that nobody waits for"
+        """Verify that no request is lost. Only meaningful while idle. Raises AssertionError."""
+        assert self._open >= set(self._queue), "a queued job is not open"
 
 
 def _deliver(ended: list[EmbeddingJob]) -> None:
     for job in ended:
-        if job.future.done():  # it is cancelled, or another instance has ended it meanwhile
+        if job.future.done():  # it was cancelled, or another instance has ended it meanwhile
             continue
         if job.error is not None:
             job.future.set_exception(job.error)

@@ -1,22 +1,21 @@
 """Compute embeddings of media in one thread for all instances of a model, and cache them by key.
 
-Steps never wait for this thread: a sequence asks for its media when it gets a slot, and other sequences decode until
-the embeddings are there. Requests for the same medium share one computation. Media that no sequence needs any more are
+Steps never wait for this thread: a sequence requests its media when it gets a slot, and other sequences decode until
+the embeddings are ready. Requests for the same medium share one computation. Media that no sequence needs any more are
 skipped.
 
 The cache is in RAM and on disk under one limit. With a disk, each of the two gets half of the limit, and embeddings are
-written to both: those that RAM has dropped are read from disk, also after a restart of the server.
+written to both. Embeddings that RAM has dropped are read from disk, also after a restart of the server.
 """
 
 import hashlib
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Protocol
 
 from server.engine.instances import yield_to_steps
-from server.engine.media import MediaChunk
+from server.engine.media import Encoding, MediaChunk
 from server.engine.runner_api import MediaEncoder
 from server.errors import InternalError, LlamapoolError
 
@@ -42,7 +41,7 @@ class EmbeddingCache:
         self.ram_limit = limit
         self._lock = threading.RLock()
         self._in_ram: dict[bytes, bytes] = {}  # least recently used first
-        self._own_limit = limit  # RAM limit before other limits
+        self._own_limit = limit  # configured limit of RAM; `limit_ram_to` may set a lower one
         self._disk_limit = 0
         self._disk_bytes = 0
         self._files: EmbeddingFiles | None = None
@@ -61,7 +60,7 @@ class EmbeddingCache:
             self._disk_bytes = files.limit_to(half)
         except LlamapoolError as error:
             log.warning(
-                "embeddings of media are not kept on disk; mend cache_disk_path and load the model again: %s", error
+                "embeddings of media are not kept on disk; fix cache_disk_path and load the model again: %s", error
             )
             return
         with self._lock:
@@ -92,7 +91,7 @@ class EmbeddingCache:
         try:
             data = None if self._files is None else self._files.read(key)
         except LlamapoolError as error:
-            log.warning("embeddings could not be read, they are computed again; look at cache_disk_path: %s", error)
+            log.warning("embeddings could not be read, they are computed again; check cache_disk_path: %s", error)
         if data is not None:
             self.n_hits += 1
             self.keep(key, data)
@@ -113,10 +112,10 @@ class EmbeddingCache:
             self._files.write(key, data)
             self._disk_bytes = self._files.limit_to(self._disk_limit)
         except LlamapoolError as error:
-            log.warning("embeddings could not be written; look at the room in cache_disk_path: %s", error)
+            log.warning("embeddings could not be written; check the free space of cache_disk_path: %s", error)
 
     def _shrink(self) -> None:
-        """Remove the least recently used data beyond the limit of RAM."""
+        """Remove the least recently used data beyond the RAM limit."""
         size = sum(map(len, self._in_ram.values()))
         while size > self.ram_limit:
             size -= len(self._in_ram.pop(next(iter(self._in_ram))))
@@ -126,21 +125,13 @@ MAX_BATCH = 64
 """Media offered to the projector at once; it decides how many it takes."""
 
 
-class Encoding(Future[bytes]):
-    """The embeddings of one medium, or the error, once available. ``n_wanting``: sequences that need it."""
-
-    def __init__(self, chunk: MediaChunk, key: bytes) -> None:
-        super().__init__()
-        self.chunk, self.key, self.n_wanting = chunk, key, 0
-
-
 def scoped_key(key: bytes, scope: str) -> bytes:
     """Return a chunk's key within a cache namespace; in the shared one the chunk's own key."""
     return hashlib.blake2b(key + b"\0" + scope.encode(), digest_size=32).digest() if scope else key
 
 
 class Encoder:
-    """Computes embeddings in a thread of its own, for step threads. `stop` ends the thread."""
+    """Computes embeddings for step threads, in a separate thread that `stop` ends."""
 
     def __init__(self, projector: MediaEncoder, cache: EmbeddingCache) -> None:
         self._projector = projector
@@ -152,7 +143,7 @@ class Encoder:
         self._thread = threading.Thread(target=self._run, name="llamapool-encode", daemon=True)
         self._thread.start()
 
-    def ask(self, chunk: MediaChunk, wake: Callable[[], None], scope: str = "") -> Encoding:
+    def request(self, chunk: MediaChunk, wake: Callable[[], None], scope: str = "") -> Encoding:
         """Return the embeddings of `chunk`, possibly still pending. `wake` is called, possibly from another thread,
         when they arrive.
 
@@ -163,19 +154,19 @@ class Encoder:
             encoding = self._open.get(key)
             if encoding is None:
                 encoding = Encoding(chunk, key)
-                if (kept := self.cache.get(key)) is not None:
-                    encoding.set_result(kept)
+                if (cached := self.cache.get(key)) is not None:
+                    encoding.set_result(cached)
                 else:
                     self._open[key] = encoding
                     self._changed.notify_all()
-            encoding.n_wanting += 1
+            encoding.n_users += 1
             encoding.add_done_callback(lambda _: wake())
             return encoding
 
-    def leave(self, encoding: Encoding) -> None:
+    def release(self, encoding: Encoding) -> None:
         """Release one request for `encoding`."""
         with self._changed:
-            encoding.n_wanting -= 1
+            encoding.n_users -= 1
 
     def stop(self) -> None:
         """End the thread after what it computes now; `join` waits for that. Media that still wait are not encoded."""
@@ -195,38 +186,38 @@ class Encoder:
                 self._changed.wait_for(lambda: self._open or self._closing)
                 if self._closing:
                     return
-                self._open = {key: one for key, one in self._open.items() if one.n_wanting > 0}
+                self._open = {key: one for key, one in self._open.items() if one.n_users > 0}
                 wanted = list(self._open.values())[:MAX_BATCH]
             try:
                 if wanted:
-                    self._serve(wanted)
+                    self._encode_first(wanted)
             except BaseException:  # the thread must survive, otherwise all requests wait forever
                 log.exception("media could not be encoded; this is a bug, please report it")
                 for one in wanted:
                     if not one.done():
                         error = InternalError("the engine failed to encode this medium; see the server's log")
                         self._finish(one, error)
-            wanted.clear()  # the pixels, while this thread waits
+            wanted.clear()  # frees the pixels while this thread waits
 
-    def _serve(self, wanted: list[Encoding]) -> None:
-        """Encode the first of `wanted` and those computed with it."""
+    def _encode_first(self, wanted: list[Encoding]) -> None:
+        """Read or encode the first of `wanted`, together with as many of the next as the projector takes."""
         first = wanted[0]
-        kept = self.cache.read(first.key)
-        if kept is not None:
-            self._finish(first, kept)
+        cached = self.cache.read(first.key)
+        if cached is not None:
+            self._finish(first, cached)
             return
         try:
             found = self._projector.encode([one.chunk for one in wanted])
         except Exception as error:  # noqa: BLE001 - the requester logs unexpected errors
             if len(wanted) > 1:  # only one of them may be faulty
-                self._serve(wanted[:1])
+                self._encode_first(wanted[:1])
                 return
             log.warning("a medium could not be encoded: %r", error)
             self._finish(first, error)
             return
         for one, embeddings in zip(wanted, found, strict=False):
             self.n_encoded += 1
-            self.cache.keep(one.key, embeddings)  # cache first: a request after the release would encode it again
+            self.cache.keep(one.key, embeddings)  # before `_finish`, otherwise a new request would encode it again
             self._finish(one, embeddings)
         for one, embeddings in zip(wanted, found, strict=False):
             self.cache.write(one.key, embeddings)

@@ -1,4 +1,4 @@
-"""The engine of one model: several instances with one queue. Everything here runs on the event loop."""
+"""The engine of one model: several instances with one queue. Runs on the event loop, except where stated."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ RETRY_LATER_S = 5
 
 
 class Engine(Instances[Instance]):
-    """Queues requests; each instance takes as many as it has slots for."""
+    """Queues requests, of which each instance takes as many as it has slots for."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class Engine(Instances[Instance]):
         clock: Callable[[], float] = time.perf_counter,
         outlet: Outlet | None = None,
     ) -> None:
-        """Start the instances. `outlet`, if set, gets the events of steps instead of the requests' sinks; sinks then
-        only get events without a step.
+        """Start the instances. `outlet`, if set, gets the events of steps. The sinks of requests then only get events
+        that no step emits, such as a timeout.
         """
         info, projector = runners[0].info, runners[0].encoder
         super().__init__(params, info.n_seq, loop, clock)
@@ -60,14 +60,14 @@ class Engine(Instances[Instance]):
         self.n_ctx_seq = info.n_ctx_seq
         self.adapters = runners[0].adapters
         self._changing_adapters, self._resetting = asyncio.Lock(), asyncio.Lock()
-        self._next_adapter = 1 + max([adapter.id for adapter in self.adapters], default=-1)  # no id is given twice
-        self._departed = asyncio.Event()  # a request has left
+        self._next_adapter = 1 + max([adapter.id for adapter in self.adapters], default=-1)  # ids are never reused
+        self._request_ended = asyncio.Event()  # set whenever a request has ended
         self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
         self._tiers: dict[str, TierView] = {}
         self._tiers_at = 0.0
         self._tier_texts: list[CachedText] = []  # of the entries in `_tiers`
-        self._queue = ModelQueue(loop, len(runners), info.n_seq, self._wake_all, self._left, outlet)
+        self._queue = ModelQueue(loop, len(runners), info.n_seq, self._wake_all, self._on_ended, outlet)
         self._limits = params.queue_timeout_s or params.first_token_timeout_s or params.request_timeout_s
         self._expires = False  # whether `_expire` is scheduled
         self._ram = ram_tier(params.cache_ram, info.free_bytes)  # instances share their states
@@ -97,15 +97,15 @@ class Engine(Instances[Instance]):
         for KV states. Excess states go to disk or are dropped. Thread-safe.
         """
         if self._encoder is not None:
-            for_media = self._encoder.cache.limit_ram_to(n_bytes // 4 if n_bytes > 0 else n_bytes)
-            n_bytes = max(n_bytes - for_media, 0) if n_bytes >= 0 else n_bytes
+            media_bytes = self._encoder.cache.limit_ram_to(n_bytes // 4 if n_bytes > 0 else n_bytes)
+            n_bytes = max(n_bytes - media_bytes, 0) if n_bytes >= 0 else n_bytes
         self._ram.limit_to(n_bytes, self._clock())
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Refuse new requests, give running ones `drain_s` seconds, then fail them and free the contexts.
 
-        With a disk, cached states in RAM are saved there, also when a step or the media encoder hangs. A
-        caller that cannot wait for a hung thread cancels this.
+        With a disk tier, cached states in RAM are saved there, also when a step or the media encoder hangs. A caller
+        that cannot wait for a hung thread cancels this.
         """
         try:
             try:
@@ -113,7 +113,7 @@ class Engine(Instances[Instance]):
             finally:
                 if self._encoder is not None:
                     self._encoder.stop()
-            if self._encoder is not None and not await self._ended(self._encoder.join):
+            if self._encoder is not None and not await self._wait_ended(self._encoder.join):
                 raise InternalError("the media encoder hangs, so that the model's memory can't be freed")
         finally:
             if self._disk is not None:
@@ -174,7 +174,7 @@ class Engine(Instances[Instance]):
             ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
         if not self._queue.add(ticket):  # the requested instance has failed
             raise has_failed(self._instances[ticket.instance].failure)
-        self._arrived()
+        self._on_arrival()
         if has_limits and not self._expires:
             self._expires = True
             self._loop.call_later(EXPIRY_CHECK_S, self._expire)
@@ -185,12 +185,12 @@ class Engine(Instances[Instance]):
         """Choices that wait or run; exact on the event loop."""
         return self._queue.n_load
 
-    def _left(self) -> None:
-        self._departed.set()
-        super()._left()
+    def _on_ended(self) -> None:
+        self._request_ended.set()
+        super()._on_ended()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Stop a request; its slots are free at the next step. Harmless after its end."""
+        """Stop a request; its slots are free at the next step. Does nothing after its end."""
         ticket.cancelled = ticket.cancelled or State.CANCELLED
         self._wake_all()
 
@@ -207,7 +207,7 @@ class Engine(Instances[Instance]):
             self._loop.call_later(EXPIRY_CHECK_S, self._expire)
 
     def slots(self) -> list[SlotSnapshot]:
-        """Return what every slot does; ids run on across instances."""
+        """Return a snapshot of every slot; slot ids are consecutive across instances."""
         return [
             slot
             for instance in self._instances
@@ -220,7 +220,7 @@ class Engine(Instances[Instance]):
             instance.snapshots.watched = wanted
 
     def views(self) -> list[InstanceView]:
-        """Return a view of each instance, none while nobody watches."""
+        """Return a view of each instance that is watched (`watch`)."""
         return [
             instance.snapshots.view(self._queue.expected(i), self._tier_texts)
             for i, instance in enumerate(self._instances)
@@ -228,12 +228,12 @@ class Engine(Instances[Instance]):
         ]
 
     def ended(self) -> list[ChoiceView]:
-        """Return the last choices that ended, in order."""
+        """Return the last choices that ended, in the order of their ends."""
         found = [one for instance in self._instances for one in instance.snapshots.ended.copy()]
         return sorted(found, key=attrgetter("ended_at"))
 
     def held_texts(self) -> Iterator[HeldText]:
-        """Iterate over plain text computed by the base model."""
+        """Iterate over the cached texts that the base model computed, each up to its first medium."""
         slots = [((i, slot.id), slot) for i, one in enumerate(self._instances) for slot in one.scheduler.slots]
         held: list[tuple[Hashable, CachedPrefix]] = [*slots, *((id(entry), entry) for entry in self._ram)]
         for key, one in held:
@@ -247,11 +247,11 @@ class Engine(Instances[Instance]):
         return frozenset(a.name or PurePath(a.path).stem for a in self.adapters if a.id in ids)
 
     def cached_states(self) -> dict[str, TierView]:
-        """Return the tiers "ram" and, if configured, "disk". Reused for `KEPT_S` seconds; views show the same entries
-        in their prefix trees.
+        """Return the tiers "ram" and, if configured, "disk". The result is reused for `MAX_AGE_S` seconds; views show
+        the same entries in their prefix trees.
         """
         now = self._clock()
-        if not self._tiers or now - self._tiers_at >= snapshots.KEPT_S:
+        if not self._tiers or now - self._tiers_at >= snapshots.MAX_AGE_S:
             caches = {"ram": self._ram} | ({} if self._disk is None else {"disk": self._disk.index})
             found = {name: snapshots.tier_view(cache, now) for name, cache in caches.items()}
             self._tiers_at, self._tiers = now, {name: view for name, (view, _) in found.items()}
@@ -264,15 +264,15 @@ class Engine(Instances[Instance]):
         return self._clock()
 
     def set_adapter_scales(self, scales: Adapters) -> None:
-        """Set the default LoRA scales for new requests; adapters that are left out get 0.
+        """Set the default LoRA scales for new requests; omitted adapters get 0.
 
         Raises `InvalidRequest` for an unknown adapter.
         """
         self.adapters = rescaled(self.adapters, scales)
 
     async def load_adapter(self, name: str, path: str, in_place: bool) -> tuple[Adapter, ...]:
-        """Load a LoRA adapter with scale 0 while requests run; return all adapters. `in_place` replaces one of that
-        name, as `unload_adapter`.
+        """Load a LoRA adapter with scale 0 while requests run; return all adapters. With `in_place`, it replaces an
+        adapter of that name, which is unloaded as by `unload_adapter`.
 
         Raises `InvalidRequest` if the name is taken or the file does not fit the model; nothing has changed then.
         """
@@ -302,7 +302,7 @@ class Engine(Instances[Instance]):
 
     async def unload_adapter(self, name: str) -> tuple[Adapter, ...]:
         """Unload an adapter that was loaded by `load_adapter`; return the others. New requests cannot use it from now
-        on; requests that do are waited for. Raises `NotFound`.
+        on. Waits for the requests that use it. Raises `NotFound`.
         """
         async with self._changing_adapters:
             for adapter in self.adapters:
@@ -317,15 +317,15 @@ class Engine(Instances[Instance]):
 
         self.adapters = tuple(each for each in self.adapters if each.id != adapter.id)
         while any(map(uses, self._queue.open.values())):
-            self._departed.clear()
-            await self._departed.wait()
+            self._request_ended.clear()
+            await self._request_ended.wait()
         await self._free_adapter(adapter.id)
         await self._between_steps(lambda cells: cells.clear_idle(uses))
         for entry in filter(uses, self._ram):
             self._ram.remove(entry)
 
     async def _free_adapter(self, id_: int) -> None:
-        """Free an adapter on every set of devices; each has its own."""
+        """Free an adapter of every instance."""
 
         def free() -> None:
             for instance in self._instances:
@@ -337,7 +337,7 @@ class Engine(Instances[Instance]):
         """Return the state of a slot once it is idle. Raises `InvalidRequest` for an unknown slot and
         `PermissionDenied` if its contents belong to another owner.
         """
-        return await self._command(id_slot, lambda cells, slot, now: cells.save(_own(slot, owner)))
+        return await self._command(id_slot, lambda cells, slot, now: cells.save(_check_owner(slot, owner)))
 
     async def restore_slot(self, id_slot: int, saved: CacheEntry) -> None:
         """Replace the contents of a slot once it is idle.
@@ -348,12 +348,12 @@ class Engine(Instances[Instance]):
 
     async def erase_slot(self, id_slot: int, owner: str = "") -> int:
         """Clear a slot once it is idle; return the number of its tokens. Raises as `save_slot`."""
-        return await self._command(id_slot, lambda cells, slot, now: cells.clear(_own(slot, owner)))
+        return await self._command(id_slot, lambda cells, slot, now: cells.clear(_check_owner(slot, owner)))
 
     async def reset_cache(self) -> int:
         """Drop every cached KV state in slots, in RAM and on disk; return the number of dropped tokens.
 
-        No later request reuses what a busy slot holds now. RAM and disk take no states until all slots are done.
+        No later request reuses what a busy slot holds now. RAM and disk accept no states until this is done.
         """
         async with self._resetting:
             self._check_open()
@@ -372,8 +372,8 @@ class Engine(Instances[Instance]):
             self._disk.accepts = wanted
 
     async def _between_steps(self, work: Callable[[Cells], T]) -> list[T]:
-        """Do `work` before the next step of each instance, whether its slots are idle or not; return the results."""
-        self._check_open()  # after its end, an instance carries out no command
+        """Execute `work` before the next step of each instance, also if its slots are busy; return the results."""
+        self._check_open()  # an instance that has ended executes no commands
         working = [instance for instance in self._instances if not instance.failure]
         commands = [instance.command(ANY_SLOT, lambda cells, *_: work(cells)) for instance in working]
         await asyncio.gather(*map(asyncio.wrap_future, commands), return_exceptions=True)
@@ -386,7 +386,7 @@ class Engine(Instances[Instance]):
         return await asyncio.wrap_future(instance.command(id_slot % self.n_slots_each, work))
 
     def check_integrity(self) -> None:
-        """Verify that no slot, sequence or queue place is lost; only meaningful while idle."""
+        """Verify that no slot, sequence or cell is lost. Only meaningful while idle. Raises AssertionError."""
         for instance in self._instances:
             instance.scheduler.check_integrity()
 
@@ -406,11 +406,12 @@ def _missed_limit(ticket: Ticket, params: EngineParams, now: float) -> str:
 
 
 def _shorter(one_s: float, other_s: float) -> float:
-    """Return the shorter of two limits; 0 is none."""
+    """Return the shorter of two time limits; 0 = no limit."""
     return min(one_s, other_s) or max(one_s, other_s)
 
 
-def _own(slot: Slot, owner: str) -> Slot:
+def _check_owner(slot: Slot, owner: str) -> Slot:
+    """Return `slot`. Raises `PermissionDenied` if its contents belong to another owner."""
     if slot.tokens and owner_of(slot.adapter_set.scope) != owner:
         raise PermissionDenied("the slot holds what was computed for another API key")
     return slot

@@ -27,14 +27,15 @@ MAX_RETRY_AFTER_S = 60
 ENGINE_THREADS = ("llamapool-step", "llamapool-embed", "llamapool-encode")
 """Prefixes of the names of threads that call into the native library: step threads, and encoders of media."""
 JOIN_POLL_S = 5.0
-"""Seconds for which one call waits for such a thread. A call that waits in a worker thread cannot be cancelled."""
+"""Seconds for which one call waits for the end of such a thread, because a wait in a worker thread cannot be cancelled.
+"""
 
 
 class StepThread(ABC):
     """Instance number `number`: the thread that owns the native context `runner` and is the only one to call into it.
 
-    ``failure``: why it stopped stepping; "" while it runs. ``heartbeat`` increases with each action. ``at_rest``: it
-    waits to be woken, or has ended.
+    ``failure``: why it stopped; "" while it runs. ``heartbeat`` increases with each action. ``at_rest``: it waits to be
+    woken, or has ended.
     """
 
     runner: Runner | EmbeddingRunner
@@ -74,8 +75,8 @@ class StepThread(ABC):
 
     @abstractmethod
     def give_up(self, error: LlamapoolError) -> None:
-        """Fail everything because the thread does not return from a call. If it does return, it ends itself. Called on
-        the event loop.
+        """Fail all requests because the thread does not return from a call. If it returns later, it ends itself. Called
+        on the event loop.
         """
 
     # ---- the step thread
@@ -90,7 +91,7 @@ class StepThread(ABC):
 
     @abstractmethod
     def _end_all(self, error: LlamapoolError) -> None:
-        """Fail everything, and refuse what arrives from now on."""
+        """Fail all requests, and refuse new ones from now on."""
 
     def _run(self) -> None:
         try:
@@ -103,7 +104,7 @@ class StepThread(ABC):
                 except Exception:
                     log.exception("a step failed; every request of this instance ends; this is a bug, please report it")
                     self._fail_all(InternalError("the engine failed; see the server's log"))
-        except BaseException as error:  # not an ordinary error: nothing here can be trusted
+        except BaseException as error:  # no ordinary error: the state of this thread cannot be trusted
             self.failure = f"{type(error).__name__}: {error}"
             log.critical(
                 "the step thread has failed; this instance takes no more requests until its model is loaded again",
@@ -126,7 +127,7 @@ class StepThread(ABC):
         self.heartbeat += 1
 
     def _gather(self) -> None:
-        """Wait for requests that are expected, at most ``gather_ms``."""
+        """Wait for expected requests, at most ``gather_ms``."""
         deadline = self._clock() + self.params.gather_ms / 1e3
         while self._arrivals.expected and not self._stopping and (left := deadline - self._clock()) > 0:
             self._woken.wait(left)
@@ -258,11 +259,11 @@ class Instances(ABC, Generic[M]):
                 await asyncio.wait_for(self.wait_idle(), drain_s)
         for instance in self._instances:
             instance.stop()
-        if not all([await self._ended(one.join) for one in self._instances]):
+        if not all([await self._wait_ended(one.join) for one in self._instances]):
             raise InternalError("a step hangs, so that its memory can't be freed")
 
-    async def _ended(self, join: Callable[[float], bool]) -> bool:
-        """Wait until `join` says that its thread has ended. Return False when the watchdog has found a hung step.
+    async def _wait_ended(self, join: Callable[[float], bool]) -> bool:
+        """Wait until `join` returns True: its thread has ended. Return False when the watchdog has found a hung step.
 
         A caller that cannot wait for the watchdog cancels this.
         """
@@ -271,19 +272,19 @@ class Instances(ABC, Generic[M]):
                 return False
         return True
 
-    def _arrived(self) -> None:
+    def _on_arrival(self) -> None:
         """Record that a request waits: others may follow it."""
         self._idle.clear()
         self._arrivals.expect()
 
-    def _left(self) -> None:
+    def _on_ended(self) -> None:
         """Record that requests have ended: their clients may send others."""
         if not self.busy:
             self._idle.set()
         self._arrivals.expect()
 
     def _retry_after_s(self) -> int:
-        """Return the seconds until about half of the queue is served at the average pace so far."""
+        """Return the seconds until about half of the queue is served at the average rate so far."""
         durations = [instance.stats.request_duration for instance in self._instances]
         n = sum(sum(one.counts) for one in durations)
         mean_s = sum(one.sum for one in durations) / n if n else 1.0
@@ -319,11 +320,11 @@ def bind(cpus: frozenset[int], prio: int = 0) -> None:
 
 
 ENCODER_NICE = 10
-"""Additional niceness of the encoder thread: about a tenth of a contended CPU, all of an idle one."""
+"""Additional niceness of the encoder thread: it gets about a tenth of a contended CPU, and all of an idle one."""
 
 
 def yield_to_steps() -> None:
-    """Make the calling thread, and threads it starts later, compute only when step threads do not."""
+    """Let the calling thread, and threads that it starts later, yield their CPUs to step threads."""
     if PRIORITIES_BY_THREAD:
         nice = os.getpriority(os.PRIO_PROCESS, 0) + ENCODER_NICE
         os.setpriority(os.PRIO_PROCESS, 0, min(nice, 19))

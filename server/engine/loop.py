@@ -35,8 +35,7 @@ MAX_NOT_FINITE = 8  # the same for non-finite logits, where an adapter may have 
 
 
 class Instance(StepThread):
-    """Owns `runner`, takes tickets from `queue`, and runs steps until stopped. Instance number `number` of its
-    model."""
+    """Instance number `number` of a model: owns `runner`, takes tickets from `queue`, and runs steps until stopped."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Instance(StepThread):
         )
         self._commands: deque[Command] = deque()  # appended on the event loop, executed on the step thread
         self._stepped = False
-        self._unseen = 0, 0.0  # tokens and seconds of decodes that the device may still be computing
+        self._untimed = 0, 0.0  # tokens and seconds of decodes that the device may still be computing
 
     @property
     def spec_type(self) -> str:
@@ -84,7 +83,7 @@ class Instance(StepThread):
 
     def _refuse_commands(self, error: Exception) -> None:
         for *_, done in self._commands.copy():
-            with suppress(InvalidStateError):  # it has ended
+            with suppress(InvalidStateError):  # the command has ended meanwhile
                 done.set_exception(error)
 
     def give_up(self, error: LlamapoolError) -> None:
@@ -130,8 +129,8 @@ class Instance(StepThread):
                 log.exception("prompt states could not be saved: they are recomputed; this is a bug, please report it")
 
     def _receive(self) -> None:
-        """Take new tickets and drop cancelled ones. While nothing runs and slots stay free, first wait for requests
-        that are expected, also those that follow the last replies. Running requests do not wait: others join them.
+        """Take new tickets and drop cancelled ones. If no request runs and slots would stay free, first wait for
+        expected requests, including follow-ups of the last replies. Running requests do not wait: others join them.
         """
         if not self.scheduler.n_active and len(self._queue) + len(self.scheduler.waiting) < len(self.scheduler.slots):
             if self._requests.ended:
@@ -141,9 +140,9 @@ class Instance(StepThread):
         self._requests.receive()
         if self._commands:
             self._requests.post()
-            self._carry_out()
+            self._run_commands()
 
-    def _carry_out(self) -> None:
+    def _run_commands(self) -> None:
         """Execute commands on idle slots; commands on a busy slot wait, as in llama-server."""
         for command in self._commands.copy():
             index, work, done = command
@@ -151,9 +150,9 @@ class Instance(StepThread):
             if index != ANY_SLOT and not slot.idle:
                 continue
             self._commands.remove(command)
-            if done.done():  # it was cancelled or refused
+            if done.done():  # the command was cancelled or refused
                 continue
-            with suppress(InvalidStateError):  # the same meanwhile
+            with suppress(InvalidStateError):  # it was cancelled or refused meanwhile
                 try:
                     done.set_result(work(self.cells, slot, self._clock()))
                 except Exception as error:  # noqa: BLE001 - the caller handles it
@@ -163,8 +162,8 @@ class Instance(StepThread):
         """Place, plan, decode, sample. Return False if there is nothing to do.
 
         Events of the previous step are posted just before this step's decode, which releases the GIL. Posted
-        earlier, they would wake the event loop only to wait for the GIL. Before anything slow they are posted at
-        once.
+        earlier, they would wake the event loop only to wait for the GIL. They are posted earlier only before slow
+        operations.
         """
         moves = self.scheduler.move_budget
         if self.params.drafts or self.scheduler.waiting or moves.is_spent:
@@ -172,13 +171,13 @@ class Instance(StepThread):
         if self.scheduler.waiting:
             self._place()
         changes = self.scheduler.kv_budget.changes
-        if self.scheduler.placer.has_changed:
+        if self.scheduler.placer.slots_changed:
             self._relocate()
         if self._shifts:
             self._shift()
         runs = self.scheduler.plan(self._speculation.propose if self._speculation is not None else None)
         if not runs:
-            self._unseen = 0, 0.0  # the device is idle
+            self._untimed = 0, 0.0  # the device is idle
             has_room = moves.is_spent or self.scheduler.kv_budget.changes > changes  # requests may fit only now
             moves.spent_s = 0.0
             return has_room and bool(self.scheduler.waiting or self._commands)
@@ -197,14 +196,14 @@ class Instance(StepThread):
                 self.cells.prepare_rollback(runs)
             self.runner.use_adapters(runs[0].sequence.next_adapters)
             if self.params.backend_sampling:
-                self._next_tokens.choose_places(runs)
+                self._next_tokens.choose_samplers(runs)
             decoded = self.runner.decode(runs)
         except CONTAINED as error:
             self._recover(runs, error)
             return False
         if not decoded:
             if self._speculation is not None and any(run.draft_tokens for run in runs):
-                self._speculation.no_room()  # no sequence is preempted for a draft
+                self._speculation.pause()  # no sequence is preempted for a draft
             elif (ending := self.cells.free_cells(runs, self._clock())) is not None:
                 self._end_at_limit(ending, self._clock())
             return False
@@ -215,8 +214,8 @@ class Instance(StepThread):
         return all_stay
 
     def _take_results(self, runs: list[TokenRun], prefill_runs: list[TokenRun], seconds: float) -> bool:
-        """Commit the decoded `runs`, among them `prefill_runs`, and sample their next tokens. Return False if all
-        cells had to be wiped.
+        """Commit the decoded `runs`, including `prefill_runs`, and sample their next tokens. Return False if all cells
+        had to be wiped.
         """
         n_prompt = sum([len(e.tokens) for e in prefill_runs]) if prefill_runs else 0
         longest = max([e.at + len(e.tokens) for e in runs])
@@ -224,12 +223,12 @@ class Instance(StepThread):
         self.stats.add_decode(self.scheduler.n_active, longest, n_prompt, seconds)
         if self.snapshots.watched:
             self.snapshots.step(runs, n_prompt, seconds)
-        is_seen = True
+        is_timed = True
         if self.runner.info.deferred:
-            seconds, is_seen = self._seen(runs, seconds)
-        if self._speculation is not None and is_seen:
+            seconds, is_timed = self._timed(runs, seconds)
+        if self._speculation is not None and is_timed:
             self._speculation.observe(runs, n_prompt, seconds)
-        self.scheduler.commit(runs, seconds, is_seen=is_seen)
+        self.scheduler.commit(runs, seconds, is_timed=is_timed)
         self.cells.decoded(runs)
         if prefill_runs:
             now = self._clock()
@@ -241,12 +240,12 @@ class Instance(StepThread):
         return not not_finite
 
     def _recover(self, runs: list[TokenRun], error: Exception) -> None:
-        """Remove what a batch that the library rejected may have left. A sequence that was alone in it fails. Others
-        are in quarantine until they have computed the tokens that they had in it, without drafts: alone in their steps,
-        and in no longer runs. So none fails because of others.
+        """Remove cells that a rejected batch may have left. A sequence that was alone in it fails. Several sequences
+        are quarantined until they have computed their tokens of the batch, except drafts: each alone in its steps. So
+        none fails because of others.
 
-        If the model's memory cannot be truncated, a sequence is preempted and recomputed, at most `MAX_FAULTS` times.
-        The same holds for a medium that was decoded in part.
+        If the model's memory cannot be truncated, or a medium was decoded in part, a sequence is preempted and
+        recomputed, at most `MAX_FAULTS` times.
         """
         log.error(
             "a decode of %d sequences failed, each is tried by itself; a smaller n_batch takes less memory: %r",
@@ -258,34 +257,34 @@ class Instance(StepThread):
             if slot is None:  # another choice of its request has failed
                 continue
             n = len(slot.tokens)
-            can_forget = self.cells.truncate(slot, n)
-            if not can_forget:
+            is_truncated = self.cells.truncate(slot, n)
+            if not is_truncated:
                 self.cells.clear(slot)
-            is_rewound = len(slot.tokens) == n
-            sequence.n_faults += not is_rewound
-            if (is_rewound and len(runs) == 1) or sequence.n_faults > MAX_FAULTS:
+            is_restored = len(slot.tokens) == n
+            sequence.n_faults += not is_restored
+            if (is_restored and len(runs) == 1) or sequence.n_faults > MAX_FAULTS:
                 self._requests.fail(sequence.ticket, error)
                 continue
             end = run.at + len(run.tokens) - len(run.draft_tokens)
             sequence.quarantined_until = max(sequence.quarantined_until, end)
-            if not can_forget:
+            if not is_truncated:
                 self.scheduler.requeue(sequence, self._clock())
 
     def _wipe(self, not_finite: list[Sequence]) -> None:
-        """Recover from logits of `not_finite` that are not numbers. The cause is their own computation (an extreme LoRA
-        scale) or a value that another sequence left in the cells: 0 times NaN is NaN.
+        """Recover from non-finite logits of the sequences `not_finite`. The cause is their own computation (an extreme
+        LoRA scale) or a value that another sequence left in the cells: 0 times NaN is NaN.
 
-        All cells are zeroed. Sequences with finite logits resume from their states; others are recomputed in
-        quarantine, where each run shows its own faults. A sequence whose logits are not finite again without any cache
-        is faulty, and so is, immediately, one computed by an adapter.
+        All cells are zeroed. Decoding sequences with finite logits resume from their states; others are recomputed in
+        quarantine, where each run shows only its own faults. A sequence whose logits are still not finite after some
+        recomputations fails, one that an adapter computes after a single one.
         """
         log.error(
-            "the logits of %d sequences are not numbers, every cell is wiped; look at LoRA scales, and --check-tensors",
+            "the logits of %d sequences are not numbers, every cell is wiped; check LoRA scales and --check-tensors",
             len(not_finite),
             extra=log_fields(*(sequence.request for sequence in not_finite)),
         )
         now = self._clock()
-        most = MAX_NOT_FINITE if self.runner.adapters else MAX_FAULTS
+        max_faults = MAX_NOT_FINITE if self.runner.adapters else MAX_FAULTS
         for sequence in list(self.scheduler.active()):
             slot = sequence.slot
             if slot is None:  # another choice of its request has failed
@@ -293,9 +292,9 @@ class Instance(StepThread):
             if sequence not in not_finite and sequence.phase is Phase.DECODE:
                 self.cells.preempt(sequence, now)
                 continue
-            tuned = bool(sequence.next_adapters)
-            sequence.n_faults += tuned or sequence in not_finite
-            if sequence.n_faults > (1 if tuned else most):
+            uses_adapters = bool(sequence.next_adapters)
+            sequence.n_faults += uses_adapters or sequence in not_finite
+            if sequence.n_faults > (1 if uses_adapters else max_faults):
                 self._requests.fail(sequence.ticket, NotNumbers())
             else:
                 self.scheduler.requeue(sequence, now)
@@ -307,16 +306,16 @@ class Instance(StepThread):
             self.cells.drop_cached(sequence)
         self.runner.wipe()
 
-    def _seen(self, runs: list[TokenRun], seconds: float) -> tuple[float, bool]:
-        """Return the duration of `runs` and whether it is known. A decode without outputs returns before the device
-        is done, so its time is split with the following ones by token count.
+    def _timed(self, runs: list[TokenRun], seconds: float) -> tuple[float, bool]:
+        """Return the duration of `runs` and whether it is known. A decode without outputs returns before the device is
+        done, so the time until the next decode with outputs is divided by token count.
         """
-        n_before, before_s = self._unseen
+        n_before, before_s = self._untimed
         n_tokens = sum([len(e.tokens) for e in runs])
         if not any(e.n_outputs for e in runs):
-            self._unseen = n_before + n_tokens, before_s + seconds
+            self._untimed = n_before + n_tokens, before_s + seconds
             return seconds, False
-        self._unseen = 0, 0.0
+        self._untimed = 0, 0.0
         return (before_s + seconds) * n_tokens / (n_before + n_tokens), True
 
     def _place(self) -> None:
@@ -331,22 +330,22 @@ class Instance(StepThread):
                     sequence.origin = origin_of(placement, self.scheduler.slots)
                 self.cells.prepare(placement, now)
                 self.scheduler.occupy(placement, now)
-                self._requests.ask_for_media(sequence)
+                self._requests.request_media(sequence)
                 if first:
                     sequence.placement_s = self._clock() - now
                     self.stats.queue_time.observe(now - sequence.ticket.waits_since)
                     self._next_tokens.begin(sequence)
                     self._report_progress(sequence, now)
-            except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
+            except Exception as error:  # noqa: BLE001 - `Requests.fail` logs unexpected errors
                 if placement.slot.idle:
                     self.cells.clear(placement.slot)
                 self._requests.fail(sequence.ticket, error)
         self.cells.start_reading()
 
     def _relocate(self) -> None:
-        """Relocate sequences as long as that reduces evaluations profitably."""
-        asked_of = frozenset([index for index, *_ in self._commands.copy()])
-        while (slots := self.scheduler.relocation(asked_of)) is not None:
+        """Relocate sequences as long as that saves time. Slots that commands wait for do not take part."""
+        awaited = frozenset([index for index, *_ in self._commands.copy()])
+        while (slots := self.scheduler.relocation(awaited)) is not None:
             self._requests.post()
             self.cells.relocate(*slots, self._clock())
 
@@ -369,7 +368,7 @@ class Instance(StepThread):
                     self.cells.clear(slot)  # the state of the cells is unknown after a fault
 
     def _end_at_limit(self, sequence: Sequence, now: float) -> None:
-        """End the only sequence, for whose next token there is no cell."""
+        """End a sequence for whose next token there is no cell."""
         if sequence.output:
             self._next_tokens.finish(sequence, sequence.held.id, FinishReason.LIMIT, now, context_full=True)
         else:

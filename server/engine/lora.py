@@ -14,15 +14,15 @@ from server.errors import InvalidRequest
 
 NEVER = sys.maxsize
 MAX_ADAPTERS = 1024
-"""Of a model, and of one request."""
+"""Most adapters of a model, and of a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """A loaded adapter with its default scale (llama-server's /lora-adapters).
 
-    ``id``: the place in the configuration, or the next number that no adapter of this load has had. ``fingerprint``:
-    a hash of the file's content. ``name``: of an adapter that was loaded at runtime; "" for a configured one.
+    ``id``: its index in the configuration, or the next unused number. ``fingerprint``: hash of the file's content.
+    ``name``: that of an adapter loaded at runtime; "" for a configured one.
     """
 
     id: int
@@ -38,7 +38,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class AdapterSet:
-    """What computes a sequence: ``adapters`` from position ``start`` on and the base model before it, within a cache
+    """The LoRA set of a sequence: ``adapters`` from position ``start`` on, the base model before it; and its cache
     namespace (``scope``, see `cache_scope`).
     """
 
@@ -73,30 +73,28 @@ def check_adapters(wanted: Adapters, loaded: Sequence[Adapter]) -> None:
 
 
 def rescaled(loaded: Sequence[Adapter], scales: Adapters) -> tuple[Adapter, ...]:
-    """Return `loaded` with new default scales; adapters that are left out get 0. Raises `InvalidRequest` for an unknown
-    adapter.
-    """
+    """Return `loaded` with new default scales; omitted adapters get 0. Raises `InvalidRequest` for unknown adapters."""
     check_adapters(scales, loaded)
     wanted = dict(scales)
     return tuple(replace(adapter, scale=wanted.get(adapter.id, 0.0)) for adapter in loaded)
 
 
 def default_set(adapters: Iterable[Adapter]) -> Adapters:
-    """Return the LoRA set of requests that name none."""
+    """Return the LoRA set of requests that do not choose one."""
     return tuple((a.id, a.scale) for a in adapters if a.scale != 0.0)
 
 
 def adapter_set(wanted: Adapters, loaded: Sequence[Adapter], prompt: Sequence[int], scope: str = "") -> AdapterSet:
-    """Return the adapter set of a request for `wanted`; an aLoRA without its invocation in `prompt` stays off.
+    """Return the adapter set of a request for `wanted`. An aLoRA without its invocation in `prompt` is not used.
 
     llama-server's rule (server-context.cpp, launch_slot_with_task): an aLoRA applies from one token before its last
     invocation, and only if no other adapter is active. Raises `InvalidRequest` for two aLoRAs and for an unknown
     adapter.
     """
     check_adapters(wanted, loaded)
-    bare = AdapterSet(scope=scope) if scope else NO_ADAPTERS
+    base_model = AdapterSet(scope=scope) if scope else NO_ADAPTERS
     if not wanted:
-        return bare
+        return base_model
     ids = {id_ for id_, _ in wanted}
     invocations = [adapter.alora_invocation_tokens for adapter in loaded if adapter.id in ids]
     if not all(invocations):
@@ -107,4 +105,4 @@ def adapter_set(wanted: Adapters, loaded: Sequence[Adapter], prompt: Sequence[in
     for at in range(len(prompt) - len(invocation), -1, -1):
         if prompt[at] == invocation[0] and list(prompt[at : at + len(invocation)]) == invocation:
             return AdapterSet(wanted, max(at - 1, 0), scope)
-    return bare
+    return base_model

@@ -11,11 +11,12 @@ describes one medium; a sequence has a tuple of them, in order.
 
 import hashlib
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-_LEAST = -(1 << 31)
-_NOT_LAST_BIT = ~1  # -1 is the library's "no token", and hash(-1) == hash(-2)
+_SIGN_BIT = -(1 << 31)
+_CLEAR_LAST_BIT = ~1  # -1 is the library's "no token", and hash(-1) == hash(-2)
 
 
 class MediaChunk(Protocol):
@@ -28,6 +29,14 @@ class MediaChunk(Protocol):
     @property
     def causal(self) -> bool:
         """Whether its embeddings are decoded causally. Otherwise all attend to all and are decoded in one batch."""
+
+
+class Encoding(Future[bytes]):
+    """The future embeddings of one medium. ``n_users``: sequences that need them."""
+
+    def __init__(self, chunk: MediaChunk, key: bytes) -> None:
+        super().__init__()
+        self.chunk, self.key, self.n_users = chunk, key, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +106,7 @@ def media_tokens(id_: str, nth: int, n_tokens: int) -> list[int]:
     constructed."""
     seed = f"{id_}\0{nth}\0{n_tokens}".encode()
     words = memoryview(hashlib.shake_256(seed).digest(4 * n_tokens)).cast("i")
-    return [(word | _LEAST) & _NOT_LAST_BIT for word in words]
+    return [(word | _SIGN_BIT) & _CLEAR_LAST_BIT for word in words]
 
 
 def runs(spans: Spans, n: int) -> list[tuple[int, int, MediaSpan | None]]:
@@ -113,7 +122,7 @@ def runs(spans: Spans, n: int) -> list[tuple[int, int, MediaSpan | None]]:
 
 
 def whole(spans: Spans, n: int) -> int:
-    """Return the largest number of the first `n` tokens that does not end inside a span."""
+    """Return `n`, or if the first `n` tokens end inside a span, the number of tokens before that span."""
     for span in spans:
         if span.start < n < span.end:
             return span.start
@@ -182,9 +191,9 @@ def check_spans(spans: Spans, tokens: Sequence[int]) -> None:
     for span in spans:
         assert span.start >= at, "media overlap"
         assert min(tokens[at : span.start], default=0) >= 0, "a medium's token without its span"
-        wanted = media_tokens(span.id, span.nth, span.n_tokens)
-        found = list(tokens[span.start : span.end])
-        assert found, "a medium that is not there"
-        assert found == wanted[: len(found)], "a medium has another one's tokens"
+        expected = media_tokens(span.id, span.nth, span.n_tokens)
+        actual = list(tokens[span.start : span.end])
+        assert actual, "a span without tokens"
+        assert actual == expected[: len(actual)], "a span with the tokens of another medium"
         at = span.end
     assert min(tokens[at:], default=0) >= 0, "a medium's token without its span"

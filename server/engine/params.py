@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 LOOKUP = "lookup"
-"""The default speculation type: n-gram lookup in the text so far, used where it pays."""
+"""The default speculation type: n-gram lookup in the text so far, used when it pays."""
 
 CPU_ITL_MS, GPU_ITL_MS = 300.0, 60.0
 """Automatic targets. A GPU decodes a token in 5 to 30 ms, so a step of 300 ms would be a visible pause."""
 
 PREFILL_ONLY_S = 3.0
-"""Target step time while no sequence decodes: bounds how long new and cancelled requests wait. Shorter steps would be
-smaller than what the library evaluates at once: 512 tokens took 3 s at a depth of 12,000 tokens on two cores
+"""Target step time while no sequence decodes. It limits how long new and cancelled requests wait. Shorter steps would
+have fewer tokens than one evaluation of the library: 512 tokens took 3 s at a depth of 12,000 tokens on two cores
 (benchmarks/experiments.md).
 """
 
@@ -28,7 +28,7 @@ class EngineParams:
     target_itl_ms: float = -1.0  # target step time for prefill chunks while slots decode; 0 = none, -1 = automatic
     max_prefill_tokens: int = 0  # most prefill tokens of a step that also decodes; 0 = no other limit
     max_prefills: int = 0  # most prompts that such a step prefills; 0 = unlimited
-    min_chunk: int = 64  # least prefill budget of a step: smaller chunks take as long (`scheduler.TILE_TOKENS`)
+    min_chunk: int = 64  # smallest prefill budget of a step: smaller chunks take as long (`scheduler.TILE_TOKENS`)
     cache_prompt: bool = True
     slot_prompt_similarity: float = 0.1
     cache_disk: int = 0  # MiB of the disk tier, for all instances; 0 = off
@@ -47,10 +47,10 @@ class EngineParams:
     spec_draft_max: int = 16  # longest draft of the draft model
     spec_draft_min: int = 0  # shorter drafts are dropped
     spec_draft_p_min: float = 0.0  # the draft model stops at a less probable token
-    spec_synth: tuple[float, ...] = ()  # synthetic chance of each draft token after the one before it
+    spec_synth: tuple[float, ...] = ()  # synthetic acceptance rate of each draft token after an accepted one
     backend_sampling: bool = False  # requests may sample in the compute graph
     special: bool = False  # control tokens are rendered as text
-    gather_ms: float = 4.0  # longest wait for requests that arrive together, so that they join one batch
+    gather_ms: float = 4.0  # longest wait for requests that arrive together, so that they share a batch
     cpus: tuple[
         frozenset[int], ...
     ] = ()  # CPUs of the compute threads, one set for all instances or one each; none = any

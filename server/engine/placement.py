@@ -1,17 +1,19 @@
-"""Where a prefix comes from: the slot of a waiting sequence, and the source of its cached tokens (`Placer.find`). Pure;
-`Cells.prepare` (cache/kv_store.py) carries it out.
+"""The choice of a slot for a waiting sequence, and of the source of its cached prefix (`Placer.find`). It makes no
+native calls; `Cells.prepare` (cache/kv_store.py) executes the placement.
 
 How much of a match counts depends on LoRA set, cache namespace, media, and whether the memory can be truncated
-(`CachedPrefix.reusable`, cache/prefix_cache.py). A preempted sequence resumes from its own state. For others these
-sources are checked in this order:
+(`CachedPrefix.reusable`, cache/prefix_cache.py). The first source whose condition holds is used:
 
-| source | tokens more than those below give | condition |
+| source | additional tokens, compared with the sources below | condition |
 |---|---|---|
-| nothing, for now: the sequence waits for a read | over `MIN_WAIT` | reading from disk is faster than computing |
-| nothing, for now: it waits for a prefill | `MIN_TOKENS` | a running prefill computes `MIN_WAIT` or more (ADR 3) |
-| a state in RAM, or read from disk | `LEAST_GAIN` | loading is faster than computing, and stalls nobody |
-| the idle slot that holds the prefix, in place | | not much else would be lost (``slot_prompt_similarity``) |
+| its own state | | it was preempted, and the state is in RAM |
+| none yet: the sequence waits for a read | more than `MIN_WAIT` | reading from disk is faster than computing |
+| none yet: it waits for a prefill | `MIN_TOKENS` | a running prefill, no less urgent, has `MIN_WAIT` of them (ADR 3) |
+| a state in RAM, or read from disk | `MIN_GAIN_TOKENS` | loading is faster than computing, and stalls no sequence |
+| the idle slot that holds the prefix, in place | | few other tokens would be lost (``slot_prompt_similarity``) |
 | another slot, whose cells are copied | | copying is faster than computing |
+| further runs of an idle slot, shifted | | ``n_cache_reuse`` |
+| none: all tokens are computed | | |
 
 Prompts are compared token by token, and not in a radix tree: see docs/adr/0002.
 
@@ -24,7 +26,7 @@ slots 0 to 3. So sequences get adjacent slots (`Placer.relocation`), and the run
 
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 from server.engine.cache.disk_cache import DiskCache
@@ -45,25 +47,25 @@ from server.engine.runner_api import RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot
 
 MAX_SHIFT_SOURCES = 4  # slots that are searched for runs to shift
-LEAST_GAIN = 4
-"""Additional cached tokens for which a state in RAM is loaded, if that is faster than computing them. A prompt that is
-not cached entirely takes a graph evaluation of its own beside decoding sequences.
+MIN_GAIN_TOKENS = 4
+"""Additional cached tokens for which a state in RAM is loaded, if that is faster than computing them. Next to decoding
+sequences, a prompt that is not cached entirely takes an additional graph evaluation.
 """
-MIN_WAIT = 64  # tokens; fewer are recomputed instead of read from disk or waited for
+MIN_WAIT = 64  # tokens; fewer are recomputed instead of read from disk or awaited
 
 
 def runs_to_shift(cached: Seq[int], prompt: Seq[int], prefix: int, smallest: int) -> list[range]:
     """Return the runs of at least `smallest` tokens of `cached` that continue `prompt` after the common `prefix`, one
     after the other (llama-server's ``n_cache_reuse``).
 
-    Greedy as in llama-server (server-context.cpp, update_slots): each run is the next one in the cache. Tokens after
-    a shifted run are an approximation, since it was computed after other text. It is never reused as an exact prefix.
+    Greedy as in llama-server (server-context.cpp, update_slots): each run is the next one in the cache. A shifted run
+    is an approximation, since it was computed after other text. It is never reused as an exact prefix.
     """
     found: list[range] = []
-    text, wanted = "".join(map(chr, cached)), "".join(map(chr, prompt))  # `str.find` is a thousand times faster
+    text, pattern = "".join(map(chr, cached)), "".join(map(chr, prompt))  # `str.find` is a thousand times faster
     head, at = prefix, prefix
     while at + smallest <= len(prompt):
-        head = text.find(wanted[at : at + smallest], head)
+        head = text.find(pattern[at : at + smallest], head)
         if head < 0:
             break
         n = common_prefix(cached[head:], prompt[at:])
@@ -93,7 +95,7 @@ class Placement:
 
     @property
     def n_in_cells(self) -> int:
-        """Those of them that need no additional cells, because a running sequence holds them. Cells of idle slots count
+        """Cached tokens that need no additional cells, because a running sequence holds them. Cells of idle slots count
         as free.
         """
         return self.n_cached if isinstance(self.source, Slot) and not self.source.idle else 0
@@ -113,7 +115,7 @@ def n_more_id_groups(seq: int, others: AbstractSet[int]) -> int:
 class Placer:
     """Chooses among the slots of one instance and the RAM and disk tiers.
 
-    ``has_changed``: slots in use have changed since they were adjacent.
+    ``slots_changed``: the slots in use have changed since they were last adjacent.
     """
 
     slots: list[Slot]
@@ -122,23 +124,23 @@ class Placer:
     params: EngineParams
     move_budget: MoveBudget
     disk: DiskCache | None = None
-    has_changed: bool = False
-    awaited: dict[Sequence, tuple[Sequence, int]] = field(default_factory=dict)
-    """Per waiting sequence: the sequence that prefills its prefix, and the number of tokens."""
+    slots_changed: bool = False
 
     def find(self, sequence: Sequence, now: float) -> Placement | None:
-        """Return the placement with the longest cached prefix. None: the sequence waits, because the slot
-        of its `id_slot` is busy or its prefix is being computed or read. Others may be placed first.
+        """Return where `sequence` continues from (the table above). None: it waits, because the slot of its `id_slot`
+        is busy or its prefix is being computed or read. Others may be placed first.
+
+        Records what it waits for in ``sequence.awaited`` or ``sequence.fetch``.
         """
         wanted = self.wanted_slot(sequence)
-        if (wanted is not None and not wanted.idle) or self._keeps_waiting(sequence, now):
+        if (wanted is not None and not wanted.idle) or self._still_awaits_prefix(sequence, now):
             return None
         free = wanted or self._cheapest(None)
         if sequence.offloaded is not None:
             return Placement(sequence, free, sequence.offloaded, len(sequence.offloaded.tokens))
         if not (sequence.request.cache_prompt and self.params.cache_prompt):
             return Placement(sequence, free, None, 0)
-        self.awaited.pop(sequence, None)
+        sequence.awaited = None
         source, n = longest_match(self.slots, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
         entry, n_stored = self._stored(sequence, n)
         n_available = max(n, n_stored)
@@ -153,15 +155,17 @@ class Placer:
         id_slot = sequence.request.id_slot
         return self.slots[id_slot % self.info.n_seq] if id_slot >= 0 else None
 
-    def _keeps_waiting(self, sequence: Sequence, now: float) -> bool:
-        """Return whether the awaited prefix may still arrive; so a long prompt is compared once, not in every step. The
-        last few tokens are not waited for, unless memory cannot be truncated: earlier tokens are out of reach later.
+    def _still_awaits_prefix(self, sequence: Sequence, now: float) -> bool:
+        """Return whether the awaited prefix may still arrive, so that a long prompt is not compared in every step.
+
+        The last few tokens are not awaited, except if memory cannot be truncated: then the checkpoint at the end of the
+        prefix is needed.
         """
         if sequence.fetch is not None and sequence.fetch.pending(now):
             return True
-        if sequence not in self.awaited:
+        if sequence.awaited is None:
             return False
-        computing, n = self.awaited[sequence]
+        computing, n = sequence.awaited
         n_left = n - computing.n_computed
         return computing.phase is Phase.PREFILL and n_left >= (MIN_TOKENS if self.info.can_cut else 1)
 
@@ -174,8 +178,8 @@ class Placer:
         placement = Placement(sequence, slot, source, n)
         # a recurrent state cannot drop its middle, and a medium cannot be split
         can_shift = self.info.can_shift and self.info.can_cut and not sequence.media
-        wants_shifts = sequence.request.n_cache_reuse > 0 and not sequence.request.pin_s  # a pinned prefix is exact
-        return self._with_shifts(placement, wanted) if wants_shifts and can_shift else placement
+        allows_shifts = sequence.request.n_cache_reuse > 0 and not sequence.request.pin_s  # a pinned prefix is exact
+        return self._with_shifts(placement, wanted) if allows_shifts and can_shift else placement
 
     def _with_shifts(self, placement: Placement, wanted: Slot | None) -> Placement:
         """Return the placement in the idle slot with the most tokens reusable by shifts; otherwise `placement`.
@@ -197,21 +201,21 @@ class Placer:
         return best
 
     def _stored(self, sequence: Sequence, n: int) -> tuple[CacheEntry | None, int]:
-        """Return a cached entry that gives at least `LEAST_GAIN` tokens more than the `n` of a slot, and how many it
-        gives. Loading it is faster than computing what it adds, and stalls nobody.
+        """Return a cached entry that gives at least `MIN_GAIN_TOKENS` more than the `n` tokens of a slot, and how many.
+        Loading it is faster than computing the difference, and stalls no other sequence.
         """
         prompt, most, moves = sequence.target, sequence.n_reusable, self.move_budget
-        entry, n_stored = self.ram.match(prompt, sequence.adapter_set, n + LEAST_GAIN - 1, most)
+        entry, n_stored = self.ram.match(prompt, sequence.adapter_set, n + MIN_GAIN_TOKENS - 1, most)
         if sequence.fetch is not None and (from_disk := sequence.fetch.found) is not None:
-            found, n_found = longest_match([from_disk], prompt, sequence.adapter_set, n + LEAST_GAIN - 1, most)
+            found, n_found = longest_match([from_disk], prompt, sequence.adapter_set, n + MIN_GAIN_TOKENS - 1, most)
             entry, n_stored = (found, n_found) if n_found > n_stored else (entry, n_stored)
         if entry is None or moves.move_stalls(len(entry.state)) or not moves.pays(len(entry.state), n_stored - n):
             return None, 0
         return entry, n_stored
 
     def _awaits_disk(self, sequence: Sequence, n: int, now: float) -> bool:
-        """Return whether to wait for a state on disk that gives considerably more than the `n` available tokens, and
-        is loaded faster than they are computed. Searches the disk index once.
+        """Return whether to wait for a state on disk that gives considerably more than the `n` available tokens.
+        Reading it is faster than computing the difference. Searches the disk index once.
         """
         if self.disk is not None and sequence.fetch is None:
             prompt, most = sequence.target, sequence.n_reusable
@@ -222,10 +226,11 @@ class Placer:
         return fetch is not None and fetch.pending(now) and fetch.n > n + MIN_WAIT
 
     def _awaits_prefill(self, sequence: Sequence, n_available: int) -> bool:
-        """Return whether to wait for the sequence that is prefilling the longest common prefix, considerably more than
-        the `n_available` tokens, because copying it will pay.
+        """Return whether to wait for the sequence that is prefilling the longest common prefix.
 
-        If memory cannot be truncated, that sequence gets a checkpoint there, unless it is already past that place.
+        It is considerably longer than the `n_available` tokens, and copying it will pay. A less urgent sequence is not
+        awaited. If memory cannot be truncated, the awaited sequence gets a checkpoint at the end of the prefix, unless
+        it is already past it.
         """
         can_cut = self.info.can_cut
         if not (can_cut or self.params.ctx_checkpoints):
@@ -236,7 +241,7 @@ class Placer:
             ): s
             for slot in self.slots
             if (s := slot.sequence) is not None and s.phase is Phase.PREFILL
-            if s.adapter_set.scope == sequence.adapter_set.scope
+            if s.adapter_set.scope == sequence.adapter_set.scope and s.request.priority <= sequence.request.priority
         }
         at_least = max(n_available + MIN_TOKENS, MIN_WAIT) - 1
         prefix, n = longest_match(prefills, sequence.target, sequence.adapter_set, at_least, sequence.n_reusable)
@@ -245,20 +250,8 @@ class Placer:
         computing = prefills[prefix]
         if not can_cut:
             computing.checkpoint_positions = tuple({*computing.checkpoint_positions, n})
-        self.awaited[sequence] = computing, n
+        sequence.awaited = computing, n
         return True
-
-    def inherited(self) -> dict[Sequence, int]:
-        """Return the priorities that prefilling sequences inherit from more urgent sequences waiting for their
-        prefix."""
-        priorities: dict[Sequence, int] = {}
-        for waiter, (computing, n) in list(self.awaited.items()):
-            if waiter.phase is Phase.WAITING and computing.phase is Phase.PREFILL and computing.n_computed < n:
-                own = priorities.get(computing, computing.request.priority)
-                priorities[computing] = min(own, waiter.request.priority)
-            else:
-                del self.awaited[waiter]
-        return priorities
 
     def checkpoint_positions(self, placement: Placement) -> tuple[int, ...]:
         if self.info.can_cut or not self.params.ctx_checkpoints:
@@ -279,19 +272,21 @@ class Placer:
                 return source
         return self._cheapest(source)
 
-    def _cheapest(self, spare: Slot | None) -> Slot:
-        """Return the idle slot with the lowest keep value, preferably next to a running one; `spare` only at last."""
+    def _cheapest(self, avoid: Slot | None) -> Slot:
+        """Return the idle slot with the lowest keep value, preferably next to a running one. Return `avoid` only if
+        there is no other.
+        """
         running, moves = self._ids_in_use, self.move_budget
         idle = [slot for slot in self.slots if slot.idle]
         now = max(slot.last_used for slot in idle)
-        # of an evaluation in each step, in the unit of keep value: prefill tokens per second
-        value = moves.computed * self._evaluation_s / moves.step_s if moves.step_s else 0.0
+        # cost of an additional evaluation in each step, in the unit of keep value: prefill tokens per second
+        evaluation_cost = moves.prefill_rate * self._evaluation_s / moves.step_s if moves.step_s else 0.0
 
-        def price(slot: Slot) -> tuple[bool, float, int, float, int]:
+        def cost(slot: Slot) -> tuple[bool, float, int, float, int]:
             n = 0 if self.info.unified else n_more_id_groups(slot.id, running)
-            return slot is spare, slot.keep_value(now) + n * value, n, slot.last_used, slot.id
+            return slot is avoid, slot.keep_value(now) + n * evaluation_cost, n, slot.last_used, slot.id
 
-        return min(idle, key=price)
+        return min(idle, key=cost)
 
     @property
     def _ids_in_use(self) -> AbstractSet[int]:
@@ -307,13 +302,13 @@ class Placer:
         the idle slot `target` so that steps need fewer evaluations.
 
         Slots in `fixed`, and slots requested by id, do not take part. A decoding sequence is expected to generate as
-        many tokens again as it has generated, but not past its limit. The contents of `target` are lost, or moved if
-        RAM keeps states. The copy takes at most half of a step, because the other sequences wait for it in addition to
-        their step.
+        many tokens again as so far, within its limit. The contents of `target` are lost, or offloaded if RAM stores
+        states. The copy takes at most half of a step, because the other sequences wait for it in addition to their
+        step.
         """
         running, moves, evaluation_s = self._ids_in_use, self.move_budget, self._evaluation_s
-        self.has_changed = self.has_changed and n_id_groups(running) > 1
-        if not (self.has_changed and evaluation_s):
+        self.slots_changed = self.slots_changed and n_id_groups(running) > 1
+        if not (self.slots_changed and evaluation_s):
             return None
         longest_s = moves.target_s / 2 - moves.spent_s
         movable = [
@@ -321,31 +316,29 @@ class Placer:
             for slot in self.slots
             if slot.id not in fixed and not any(s and s.request.id_slot >= 0 for s in (slot.sequence, slot.last))
         ]
-        targets = [(slot, self._lost_s(len(slot.tokens))) for slot in movable if slot.idle]
-        best, most_s = None, 0.0
+        targets = [(slot, self._recovery_s(len(slot.tokens))) for slot in movable if slot.idle]
+        best, best_saved_s = None, 0.0
         for source in movable:
-            n_less, take_s = n_more_id_groups(source.id, running), moves.take_s(len(source.tokens))
+            n_less, transfer_s = n_more_id_groups(source.id, running), moves.transfer_s(len(source.tokens))
             # a sequence between two others would split them, which saves nothing
-            if (s := source.sequence) is None or s.phase is not Phase.DECODE or n_less < 0 or take_s > longest_s:
+            if (s := source.sequence) is None or s.phase is not Phase.DECODE or n_less < 0 or transfer_s > longest_s:
                 continue
             n, limit, others = len(s.output), s.request.max_tokens, running - {source.id}
-            saves_s = (n if limit < 0 else min(n, limit - n)) * evaluation_s
-            for target, lost_s in targets:
-                saved_s = (n_less - n_more_id_groups(target.id, others)) * saves_s - take_s - lost_s
-                if saved_s > most_s:
-                    best, most_s = (source, target), saved_s
+            evaluations_s = (n if limit < 0 else min(n, limit - n)) * evaluation_s
+            for target, recovery_s in targets:
+                saved_s = (n_less - n_more_id_groups(target.id, others)) * evaluations_s - transfer_s - recovery_s
+                if saved_s > best_saved_s:
+                    best, best_saved_s = (source, target), saved_s
         return best
 
-    def _lost_s(self, n: int) -> float:
-        """Return the seconds until `n` tokens that a slot loses are in cells again: recomputed, or moved if that is
-        faster.
-        """
+    def _recovery_s(self, n: int) -> float:
+        """Return the seconds to recompute `n` tokens that a slot loses, or to save and load them if that is faster."""
         return min(self.move_budget.compute_s(n), self.move_budget.round_trip_s(n) if self.ram.offloads else inf)
 
     def _copy_pays(self, n: int, n_held: int) -> bool:
-        """Return whether to copy `n` tokens of a slot that holds `n_held`, because it is faster than computing them.
-        Unified cells are shared; a separate stream is copied whole.
+        """Return whether copying `n` tokens of a slot that holds `n_held` is faster than computing them. Unified cells
+        are shared; a separate stream is copied whole.
         """
         compute_s = self.move_budget.compute_s(n)
-        is_faster = self.info.unified or not compute_s or self.move_budget.take_s(n_held) < compute_s
+        is_faster = self.info.unified or not compute_s or self.move_budget.transfer_s(n_held) < compute_s
         return n >= MIN_TOKENS and is_faster

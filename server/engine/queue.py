@@ -7,14 +7,14 @@ requests.
 
 Fairness uses virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024). A
 client's counter grows by the prompt tokens to compute when a request gets a slot, and by each generated token. The
-smallest counter is served next. Tokens that are not computed after all are given back. A client that returns after a
-pause starts at the current virtual time, as in start-time fair queueing (Goyal et al., SIGCOMM 1996). It
-accumulates no credit.
+client with the smallest counter is served next. Tokens that are not computed after all are refunded. A client that
+returns after a pause starts at the current virtual time, as in start-time fair queueing (Goyal et al., SIGCOMM 1996),
+so it accumulates no credit.
 
 Admission (`has_place`): the queue has `max_queue` places besides the slots, and as many again in reserve. So a
-client that filled the queue keeps no other client out. When all places are taken, a client above an equal share is
-refused, and a client below it uses the reserve. Requests that are more urgent than nearly all of their own client's
-may use half of the reserve. An admitted request is never refused later.
+client that has filled the queue keeps no other client out. When all places are taken, a client above an equal share is
+refused, and a client below it uses the reserve. A request that is more urgent than nearly all others of its client may
+use half of the reserve. An admitted request is never refused later.
 """
 
 import threading
@@ -37,15 +37,15 @@ OUTPUT_WEIGHT = 2.0
 REPLY_CELLS = 64
 """Cells reserved for the output of a sequence where cells are shared, besides those of its prompt."""
 MAX_CLIENTS = 4096
-"""Clients that are remembered; the least recent one is forgotten first."""
+"""Clients whose counters are stored; the least recent one is dropped first."""
 
 
 class TokenCounters:
     """Virtual token counters per client of one model, in weighted tokens. Clients have opaque names. Thread-safe."""
 
-    def __init__(self, most: int = MAX_CLIENTS) -> None:
+    def __init__(self, max_clients: int = MAX_CLIENTS) -> None:
         self._counts: OrderedDict[str, float] = OrderedDict()  # least recent client first
-        self._most = most
+        self._max_clients = max_clients
         self._now = 0.0  # virtual time: the counter of the last client that was chosen
         self._lock = threading.Lock()
 
@@ -60,15 +60,15 @@ class TokenCounters:
         with self._lock:
             self._counts[client] = self._counts.get(client, self._now) + n
 
-    def asks(self, client: str, *, again: bool = False) -> None:
-        """Record a request of `client`. `again`: it had nothing waiting, so unused credit is dropped."""
+    def record_request(self, client: str, *, had_none: bool = False) -> None:
+        """Record a request of `client`. `had_none`: none of its requests was waiting, so unused credit is dropped."""
         with self._lock:
             count = self._counts.pop(client, self._now)
-            self._counts[client] = max(count, self._now) if again else count
-            while len(self._counts) > self._most:
+            self._counts[client] = max(count, self._now) if had_none else count
+            while len(self._counts) > self._max_clients:
                 self._counts.popitem(last=False)
 
-    def chose(self, client: str) -> None:
+    def record_placement(self, client: str) -> None:
         """Record that the next slot went to `client`, whose counter is now the virtual time."""
         with self._lock:
             self._now = max(self._now, self.served(client))
@@ -90,14 +90,14 @@ class Queue(Generic[W]):
         return sum(map(len, self.lines.values()))
 
     def __bool__(self) -> bool:
-        return bool(self.lines)  # asked in every step
+        return bool(self.lines)  # called in every step
 
     def __iter__(self) -> Iterator[W]:
-        """Iterate over a copy of everything that waits, in no particular order. Thread-safe: no Python code runs."""
+        """Iterate over a copy of all entries, in no particular order. Thread-safe: the copy is made in C."""
         return iter(list(chain.from_iterable(list(self.lines.values()))))
 
     def has(self, client: str) -> bool:
-        """Return whether something of `client` waits that was never placed."""
+        """Return whether an entry of `client` waits that was never placed."""
         return any(client == other for _, other in self.lines)
 
     def append(self, new: W) -> None:
@@ -132,7 +132,7 @@ class Queue(Generic[W]):
         return priority, client is not None, n_served, self.lines[key][0].arrival
 
     def _order_without_priority(self, key: tuple[int, str | None]) -> tuple[bool, float, tuple[float, int]]:
-        """Sort key of a line if all priorities but the background's were equal."""
+        """Sort key of a line if all priorities except the background's were equal."""
         first = self.lines[key][0]
         return key[0] >= BACKGROUND_PRIORITY, self._counters.served(first.request.client), first.arrival
 
@@ -142,7 +142,7 @@ class Queue(Generic[W]):
         return self._n_bypasses >= MAX_BYPASSES - 1 and len({priority for priority, _ in self.lines}) > 1
 
     def place(self, one: W) -> None:
-        """Remove `one`, which gets what it waited for."""
+        """Remove `one`, which is placed now, and count bypasses."""
         lines, priorities = self.lines, {priority for priority, _ in self.lines}
         ignored_priority = self.ignores_priority and one.request.priority > min(priorities)
         if len(priorities) < 2 or ignored_priority or one is lines[min(lines, key=self._order_without_priority)][0]:
@@ -155,16 +155,16 @@ class Queue(Generic[W]):
 LOAD_TOKENS = 64
 """Cost of a request that waits or runs in an instance for another one there, in prompt tokens."""
 HINT_TOKENS = 3 * LOAD_TOKENS
-"""The instance of a cache key may cost so much more than the cheapest one."""
+"""The instance of a cache key is preferred if it costs at most so much more than the cheapest one."""
 MAX_COMPARED = 64  # requests of an instance whose prompts are compared with a new one
 
 
 def preferred_instance(ticket: Ticket, open_: Collection[Ticket], slots: Mapping[int, list[Slot]]) -> int:
-    """Return the instance, a key of `slots`, where `ticket` is expected to cost least in prompt tokens.
+    """Return the instance, a key of `slots`, where `ticket` is expected to cost least, in prompt tokens.
 
-    It costs its own uncached tokens, which also delay others; the prefill before it; and a share of each step for
-    every request there. A prefix counts as cached if a slot has it or if one of `open_` computes it there. RAM and
-    disk do not count, because instances share them. The step threads may change the slots meanwhile.
+    The cost is twice its uncached tokens, which also delay others, plus the prefill before it, plus a share of each
+    step for every request there. A prefix counts as cached if a slot holds it or if one of `open_` computes it there.
+    RAM and disk do not count, because instances share them. The step threads may change the slots meanwhile.
     """
     request, costs = ticket.request, {}
     for i, own_slots in slots.items():
@@ -179,7 +179,7 @@ def preferred_instance(ticket: Ticket, open_: Collection[Ticket], slots: Mapping
         n_before = sum(max(len(s.target) - s.n_computed, 0) for s in prefills)
         costs[i] = 2 * n_own + n_before + LOAD_TOKENS * sum(other.request.n for other in others)
     best = min(costs, key=lambda i: (costs[i], i))
-    if request.cache_key:  # nothing is remembered: the key's hash chooses
+    if request.cache_key:  # the key's hash selects an instance, so nothing is stored
         hinted = list(costs)[zlib.crc32(f"{request.client}\0{request.cache_key}".encode()) % len(costs)]
         best = hinted if costs[hinted] - costs[best] <= HINT_TOKENS else best
     return best

@@ -1,8 +1,8 @@
-"""Input and output of the engine as plain values, without wire format or native library; and the checks a request must
-pass before it is queued.
+"""Input and output of the engine as plain values, independent of dialects and the native library, and the checks that a
+request must pass before it is queued.
 
-Nobody changes them. Those that are created for each request or token are not frozen, because creating a frozen one
-takes seven times as long.
+No value is changed after its creation. Values that are created for each request or token are not frozen, because
+creating a frozen one takes seven times as long.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ def sampler_named(name: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """How clients and operators set a sampling parameter besides its name and type.
+    """How clients and operators set a sampling parameter, besides its name and type.
 
     ``flags`` and ``env``: see `server.options.option.option`, as ``limits`` of options. In a request, a value past
     ``soft`` becomes the limit, and a value past ``hard`` is an error. A float without either is limited to a million.
@@ -182,8 +182,8 @@ class FinishReason(StrEnum):
 class TokenLogprob:
     """One token with its log probability. ``piece`` is the token's bytes, possibly a part of a character.
 
-    ``mask``: if requested, how many tokens the constraint allowed at this position, and the most probable tokens it
-    masked, among the `MASK_LOOKS_AT` most probable ones.
+    ``mask``, if requested: how many tokens the constraint allowed at this position, and the most probable tokens that
+    it masked, of the `MASK_CANDIDATES` most probable ones.
     """
 
     id: int
@@ -209,7 +209,7 @@ class Timings:
 
 @dataclass(slots=True)
 class Started:
-    """The prompt is in the cache; the first event of every choice, sent just before its first text.
+    """The prompt is in the KV cells. The first event of every choice, sent just before its first text.
 
     Durations in seconds: ``queue_s`` until it got a slot, ``placement_s`` to copy or load the cached prefix,
     ``prefill_s`` from then to now. ``source`` and ``recompute``: where the cached tokens came from, and why the others
@@ -240,9 +240,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log probabilities of prompt tokens given the tokens before them, starting with the second token, one event per
-    step. None for media tokens. Sent for the first choice only, because they are equal for all; other choices may
-    start earlier.
+    """Log probabilities of prompt tokens given the tokens before them, starting with the second token. None for media
+    tokens. One event per step. Sent only for the first choice, because they are equal for all; other choices may start
+    earlier.
     """
 
     index: int
@@ -295,23 +295,21 @@ Event = Started | Progress | PromptLogprobs | Text | Finished | Failed
 
 @dataclass(slots=True)
 class Request:
-    """One piece of client work.
+    """A request for ``n`` choices of one prompt.
 
-    ``prompt`` is never empty; ``media`` are represented by its negative tokens.
-    ``max_tokens`` < 0 means until the context ends. ``n_probs`` > 0 asks for that many
-    log probabilities besides each token's own, 0 for none; with 0 ``want_logprobs``, which it implies, gives the
-    token's own only.
-    ``prompt_logprobs``: those of the prompt's tokens, too; then all of it is computed, whatever a cache holds.
-    ``deadline_s`` limits the time spent generating, checked at new lines (llama-server's ``t_max_predict_ms``);
-    0 = none. ``first_token_timeout_s`` and ``request_timeout_s`` count from the arrival to the first token and to the
-    end; 0 = as the engine's settings, which they can only shorten. ``print_special`` names control tokens whose text is
-    wanted, such as tool-call tags.
+    ``prompt`` is never empty; ``media`` are represented by its negative tokens. ``max_tokens`` < 0: until the context
+    is full. ``want_logprobs``: return each token's log probability. ``n_probs`` > 0: also those of so many most
+    probable tokens. ``prompt_logprobs``: also those of the prompt's tokens; the whole prompt is then computed.
+    ``deadline_s`` limits the time of generation, checked at new lines (llama-server's ``t_max_predict_ms``); 0 = none.
+    ``first_token_timeout_s`` and ``request_timeout_s`` count from the arrival to the first token and to the end. They
+    can only shorten the engine's settings; 0 = those. ``print_special``: control tokens that are rendered as text, such
+    as tool-call tags.
 
-    ``adapters``: the LoRA set of this request; None is what is set for all requests when it is submitted.
-    ``n_keep`` and ``n_discard`` say what a context shift keeps (-1 = the prompt) and drops (0 = half of the rest).
-    ``n_cache_reuse`` > 0: runs of at least so many cached tokens are reused by moving their positions.
-    ``n_indent`` > 0: generation ends at the first line that is indented by fewer white spaces.
-    ``n_forbidden`` > 0: besides log probabilities, so many tokens that the constraint masked, and how many it allowed.
+    ``adapters``: the LoRA set of this request; None = the default set at its submission.
+    ``n_keep`` and ``n_discard``: tokens that a context shift keeps (-1 = the prompt) and drops (0 = half of the rest).
+    ``n_cache_reuse`` > 0: runs of at least so many cached tokens are reused by shifting their positions.
+    ``n_indent`` > 0: generation ends at the first line that is indented by fewer blanks.
+    ``n_forbidden`` > 0: with log probabilities, return so many masked tokens, and how many the constraint allowed.
     ``post_sampling_probs``: log probabilities after the sampler chain, instead of the model's own.
     ``spec_n_max``, ``spec_n_min`` and ``spec_p_min`` limit the draft; negative = as configured.
     ``cache_scope``: the cache namespace of the client and its salt (`engine.cache.scope`).
@@ -367,7 +365,7 @@ Sink = Callable[[list[Event]], None]
 """The receiver of a request's events. Called on the event loop, at most once per step."""
 
 
-# ---- what a request must be before it is queued
+# ---- checks before a request is queued
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The protocols that both engines need from the native side. `server.llama` implements them; tests use
+"""The protocols of the native side that both engines use. `server.llama` implements them; tests use
 `tests/support/fakes.py`.
 """
 
@@ -18,8 +18,8 @@ from server.vocab import Vocab
 
 @dataclass(frozen=True, slots=True)
 class RunnerInfo:
-    """Fixed facts of one instance. ``n_ctx_seq`` is the most tokens of one sequence; ``n_cells`` the total number of KV
-    cells (n_ctx_seq * n_seq unless the KV cache is unified).
+    """Constant properties of an instance. ``n_ctx_seq`` is the largest number of tokens of a sequence; ``n_cells`` the
+    total number of KV cells (n_ctx_seq * n_seq unless the KV cache is unified).
     """
 
     n_seq: int
@@ -34,16 +34,16 @@ class RunnerInfo:
     n_more_outputs: int = 1  # outputs of a batch besides one per sequence: for drafts and prompt log probabilities
     free_bytes: int = 0  # free memory when the context was created; 0 = unknown
     turn_ends: frozenset[int] = frozenset()  # tokens that end a chat turn
-    evaluation_s: float = 0.0  # seconds per additional graph evaluation in a step; 0 = not measured or never needed
+    evaluation_s: float = 0.0  # seconds per additional graph evaluation in a step; 0 = not measured or not applicable
     deferred: bool = False  # a decode without outputs returns before the device is done
     copy_s: float = 0.0  # seconds to copy a sequence between separate streams, which are copied whole
-    n_rollback: int = 0  # tokens of its last decode that a sequence can remove although it cannot be truncated
+    n_rollback: int = 0  # last tokens of a decode that can be removed although the memory cannot be truncated
 
 
 @dataclass(eq=False, slots=True)
 class BatchEntry:
-    """A run of tokens of one sequence in a batch, at positions ``pos`` and following. Not frozen, because one is
-    created per sequence and step, and `Cells.prepare_rollback` may shorten it.
+    """A run of tokens of one sequence in a batch, at positions from ``pos`` on. Not frozen, because one is created per
+    sequence and step, and `Cells.prepare_rollback` may shorten it.
 
     Entries with media are decoded separately; non-causal ones are decoded together only if they are of equal size.
     """
@@ -56,7 +56,7 @@ class BatchEntry:
 
 
 class Sampler(Protocol):
-    """One sequence's sampler chain: native memory, closed by its owner."""
+    """The sampler chain of a sequence, in native memory, closed by its owner."""
 
     @property
     def seed(self) -> int: ...
@@ -69,7 +69,7 @@ OwnSampler: TypeAlias = Any
 OwnChunk: TypeAlias = Any
 """A medium tokenized by the same projector, as in `MediaSpan.chunk`."""
 Mask: TypeAlias = bytes | memoryview | bytearray
-"""A bit per token of the vocabulary, the lowest bit of a byte first."""
+"""One bit per token of the vocabulary, the lowest bit of a byte first."""
 
 
 class DraftRunner(Protocol):
@@ -90,8 +90,8 @@ class DraftRunner(Protocol):
 
 
 class MtpHeads(DraftRunner, Protocol):
-    """A model's own draft heads (MTP). They follow what their runner decodes, removes and copies. `decode` takes one
-    token of each sequence: first the pending token, then the draft tokens.
+    """A model's own draft heads (MTP). Their cells change with those of their runner. `decode` takes one token of each
+    sequence: first the pending token, then one draft token after the other.
     """
 
     def ready(self, seq: int, pos: int) -> bool:
@@ -140,17 +140,17 @@ class Runner(Protocol):
         """Return a new sampler chain that has accepted the prompt's tokens."""
 
     def sample_in_graph(self, seq: int, sampler: OwnSampler | None) -> None:
-        """Sample `seq` with `sampler` in the compute graph from the next decode on, if possible; only `sample` may then
-        be used. None: read logits.
+        """Sample `seq` with `sampler` in the compute graph from the next decode on, if possible. Only `sample` may be
+        used then. None: read logits.
         """
 
     def sample(self, output: int, sampler: OwnSampler) -> int:
         """Sample from the `output`-th wanted logits of the last decode and accept the token."""
 
     def sample_together(self, wanted: Sequence[tuple[int, OwnSampler]]) -> Mapping[int, int | Exception]:
-        """Sample several outputs in parallel; return each output's token or its error.
+        """Sample several outputs in parallel; return each output's token or error.
 
-        Outputs missing from the result are left to `sample`, which is as fast in that case.
+        Outputs that the result lacks are left to `sample`, which is as fast in that case.
         """
 
     def propose(self, output: int, sampler: OwnSampler, mask: Mask | None = None) -> int:
@@ -164,9 +164,7 @@ class Runner(Protocol):
     def accept(self, sampler: OwnSampler, token: int) -> None: ...
 
     def prepare_logprobs(self, wanted: Sequence[tuple[int, int]]) -> None:
-        """Compute in parallel, where that is faster, what `logprobs` will return of these outputs with so many top
-        tokens.
-        """
+        """Prepare the results of `logprobs` for these outputs with so many top tokens, in parallel if faster."""
 
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
         """Return the raw log probability of `token` at that output, with the `n_top` best tokens."""
@@ -179,13 +177,15 @@ class Runner(Protocol):
         """Compute the following batches with this LoRA set."""
 
     def load_adapter(self, wanted: Adapter) -> Adapter:
-        """Load the file of an adapter with this id, path, scale and name, unless a context over the same weights has
-        loaded it; return all of it. In any thread, also while contexts decode; blocks. Raises
-        `server.errors.ModelFailed` that names the file.
+        """Load an adapter with this id, path, scale and name, unless a context of the same weights has loaded it.
+        Return it with all fields.
+
+        Blocks. May be called in any thread, also while contexts decode. Raises `server.errors.ModelFailed` that names
+        the file.
         """
 
     def free_adapter(self, id_: int) -> None:
-        """Free an adapter that no sequence uses, as `load_adapter`. Nothing happens if it is not loaded."""
+        """Free an adapter that no sequence uses, in any thread. Does nothing if it is not loaded."""
 
     def seq_remove(self, seq: int, pos: int) -> bool:
         """Remove positions >= `pos` of `seq`; False if this model cannot truncate."""
@@ -200,8 +200,8 @@ class Runner(Protocol):
         """
 
     def seq_size(self, seq: int, *, partial: bool = False) -> int:
-        """Return the bytes that `seq_save` (or `seq_checkpoint` if `partial`) would return. Raises `InternalError` as
-        they do.
+        """Return the number of bytes that `seq_save` would return, or `seq_checkpoint` if `partial`. Raises
+        `InternalError`.
         """
 
     def seq_save(self, seq: int) -> bytes:
@@ -215,7 +215,7 @@ class Runner(Protocol):
         """
 
     def seq_floor(self, seq: int) -> int:
-        """Return the smallest position to which `seq_remove` can surely truncate `seq`, besides 0."""
+        """Return the smallest position, besides 0, to which `seq_remove` can certainly truncate `seq`."""
 
     def seq_checkpoint(self, seq: int) -> bytes:
         """Return the part of the current state that `seq_remove` cannot restore, for `seq_rewind`."""
@@ -231,10 +231,10 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-# ---- of a model that gives vectors
+# ---- embedding models
 
 Vectors: TypeAlias = npt.NDArray[np.float32]
-"""The result of one input: rows of ``n_embd`` values, one row, or one per token for `Pooling.NONE`. Not normalized."""
+"""The result of one input: one row of ``n_embd`` values, or one row per token with `Pooling.NONE`. Not normalized."""
 
 
 class Pooling(StrEnum):
@@ -249,23 +249,23 @@ class Pooling(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EmbedderInfo:
-    """Fixed facts of one embedding context. Counts are tokens unless stated otherwise.
+    """Constant properties of an embedding context. Counts are tokens unless stated otherwise.
 
-    ``whole``: an input must be computed at once and cannot exceed ``n_ubatch``. Otherwise it may be split, up to the
-    context size.
+    ``whole``: an input must be computed in one evaluation and cannot exceed ``n_ubatch``. Otherwise it may be split, up
+    to the context size.
     """
 
     pooling: Pooling
-    n_embd: int  # numbers in a vector; with `Pooling.RANK` the classes of the head
+    n_embd: int  # values of a vector; with `Pooling.RANK` the classes of the head
     n_seq: int  # inputs of one decode
-    n_pack: int  # that one decode carries when it carries several inputs
+    n_pack: int  # total tokens of a decode of several inputs
     n_ubatch: int
     n_ctx_seq: int
     whole: bool
 
     @property
     def longest(self) -> int:
-        """The most tokens of an input."""
+        """The largest number of tokens of an input."""
         return min(self.n_ubatch, self.n_ctx_seq) if self.whole else self.n_ctx_seq - 1
 
 
@@ -281,7 +281,7 @@ class EmbeddingRunner(Protocol):
         """Return the vectors of each input, computed in one batch; calls `on_part` after each part of a long one.
 
         Accepts at most ``n_seq`` inputs of ``n_pack`` tokens in total, or a single one. Raises
-        `server.errors.InternalError` if the library fails, or computes values that are not numbers.
+        `server.errors.InternalError` if the library fails or returns non-finite values.
         """
 
     def embed_media(self, prompt: MediaPrompt, on_part: Callable[[], None]) -> Vectors:

@@ -1,4 +1,4 @@
-"""After a decode: each sequence's next tokens, with draft tokens verified, become events.
+"""After a decode: sample each sequence's next tokens, verify draft tokens, and emit events.
 
 Constrained decoding samples first, checks the token with the matcher, and masks only if it was rejected: a mask over
 the vocabulary costs a hundred times as much as checking one token. If several sequences of a step need a mask, all
@@ -51,43 +51,43 @@ class Constrained:
         self._runner = runner
         self._masks: Masks | None = None
         self._proposals: dict[int, Proposal] = {}  # of this decode, by output
-        self._computed: dict[int, memoryview] = {}  # masks that were computed together, by output
+        self._masked: dict[int, memoryview] = {}  # masks that were computed together, by output
 
     def propose(self, rows: list[tuple[int, TokenRun]]) -> None:
         """Sample the next token of every constrained sequence, and compute the masks of rejected ones in parallel.
 
-        `rows`: as `NextTokens.take`. A single sequence is left to `sample`.
+        `rows`: runs with their first outputs. A single sequence is left to `sample`.
         """
         self._proposals.clear()
-        self._computed.clear()
+        self._masked.clear()
         wanted: list[tuple[int, Sequence, Constraint]] = []
         for output, run in rows:
             sequence = run.sequence
             if sequence.constraint is not None and sequence.phase is Phase.DECODE and sequence.request.max_tokens:
                 wanted.append((run.next_output(output), sequence, sequence.constraint))
-        refused = {}
+        rejected = {}
         for output, sequence, constraint in wanted if len(wanted) > 1 else ():
             with suppress(Exception):  # `sample` tries again
                 token, probs = self._draw(output, sequence)
                 allowed = constraint.allows(token)
                 self._proposals[output] = token, probs, allowed
                 if not allowed and (masked_by := constraint.masked_by()) is not None:
-                    refused[output] = masked_by
-        if len(refused) > 1:
-            self._mask_together(refused)
+                    rejected[output] = masked_by
+        if len(rejected) > 1:
+            self._mask_together(rejected)
 
     def sample(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
         """Return the next token, with its probabilities after sampling if requested."""
         constraint = sequence.constraint
         assert constraint is not None
-        if (made := self._proposals.get(output)) is not None:
-            token, probs, allowed = made
+        if (proposal := self._proposals.get(output)) is not None:
+            token, probs, allowed = proposal
         else:
             token, probs = self._draw(output, sequence)
             allowed = constraint.allows(token)
         if not allowed:
-            if (mask := self._computed.get(output)) is None:
-                constraint.allows(token)  # a mask may depend on the last rejected token, and `_mask` asks about others
+            if (mask := self._masked.get(output)) is None:
+                constraint.allows(token)  # a mask may depend on the last rejected token, and `_mask` checks others
             token, probs = self._draw(output, sequence, mask or constraint.mask())
         self._runner.accept(sequence.sampler, token)
         constraint.accept(token)
@@ -101,22 +101,22 @@ class Constrained:
         probs = self._runner.propose_probs(output, sequence.sampler, request.n_probs, mask)
         return probs.id, probs
 
-    def _mask_together(self, refused: "dict[int, MatcherConstraint]") -> None:
+    def _mask_together(self, rejected: "dict[int, MatcherConstraint]") -> None:
         try:
             if self._masks is None:
                 from server.structured.grammar.matcher import Masks
 
                 self._masks = Masks()
-            masks = self._masks.compute(list(refused.values()))
+            masks = self._masks.compute(list(rejected.values()))
         except Exception as error:  # noqa: BLE001 - each sequence computes its own mask later: only the faulty one fails
-            log.error("%d masks could not be computed together, each is by itself: %r", len(refused), error)
+            log.error("%d masks could not be computed together, each is computed alone: %r", len(rejected), error)
             return
-        for output, mask in zip(refused, masks, strict=True):
+        for output, mask in zip(rejected, masks, strict=True):
             if not isinstance(mask, Exception):  # `sample` raises the error
-                self._computed[output] = mask
+                self._masked[output] = mask
 
 
-MASK_LOOKS_AT = 200
+MASK_CANDIDATES = 200
 """Number of most probable tokens among which masked ones are reported."""
 
 
@@ -152,18 +152,19 @@ class NextTokens:
         if self._speculation is not None:
             self._speculation.begin(sequence)
 
-    def choose_places(self, runs: list[TokenRun]) -> None:
-        """Before a decode: choose which sequences sample in the graph, because nothing else needs their logits."""
+    def choose_samplers(self, runs: list[TokenRun]) -> None:
+        """Before a decode: let sequences whose logits are not needed sample in the compute graph."""
         for run in runs:
             sampler = run.sequence.sampler
             if run.n_outputs and sampler is not None:
+                # non-finite values of adapters are only detected in logits
                 in_graph = _needs_no_logits(run.sequence) and not self._runner.adapters
                 self._runner.sample_in_graph(run.seq, sampler if in_graph else None)
 
     def take(self, runs: list[TokenRun]) -> list[Sequence]:
         """Sample the next tokens of `runs`, which have logits, in output order.
 
-        Return the sequences whose logits are not finite, unchanged.
+        Return the sequences whose logits are not finite; they are unchanged.
         """
         firsts = accumulate([run.n_outputs for run in runs], initial=0)
         rows = list(zip(firsts, runs, strict=False))  # each run with its first output
@@ -179,56 +180,56 @@ class NextTokens:
                 if run.is_check:
                     self._runner.logprobs(output, 0, 0)
                 elif sequence.phase is Phase.DECODE:
-                    self._take_checked(run.next_output(output), run)
+                    self._take_verified(run.next_output(output), run)
             except NotNumbers:
                 not_finite.append(sequence)
-            except Exception as error:  # noqa: BLE001 - `Requests.fail` logs what is not ours
+            except Exception as error:  # noqa: BLE001 - `Requests.fail` logs unexpected errors
                 self._requests.fail(sequence.ticket, error)
         return not_finite
 
-    def _take_checked(self, output: int, run: TokenRun) -> None:
-        """Sample until a draft token is rejected, then take one more token; roll back the rest."""
+    def _take_verified(self, output: int, run: TokenRun) -> None:
+        """Sample until a draft token is rejected or none is left; roll back the rejected ones."""
         sequence, draft_tokens = run.sequence, run.draft_tokens
-        n_right, is_right, reason = 0, True, None
+        n_matched, matches, reason = 0, True, None
         sequence.n_draft += len(draft_tokens)
-        while is_right and reason is None:
-            draft = draft_tokens[n_right] if n_right < len(draft_tokens) else None
-            takes = None
+        while matches and reason is None:
+            draft = draft_tokens[n_matched] if n_matched < len(draft_tokens) else None
+            is_forced = None
             if draft is not None and self._speculation is not None:
-                takes = self._speculation.takes(sequence, n_right) and draft not in self._vocab.eog
+                is_forced = self._speculation.takes(sequence, n_matched) and draft not in self._vocab.eog
             now = self._clock()
-            reason = self._take_one(output + n_right, sequence, now, draft if takes else None)
-            is_right = draft is not None and sequence.output[-1] == draft and takes is not False
-            n_right += is_right  # also if it ends the reply
+            reason = self._take_one(output + n_matched, sequence, now, draft if is_forced else None)
+            matches = draft is not None and sequence.output[-1] == draft and is_forced is not False
+            n_matched += matches  # also if it ends the reply
         if draft_tokens:
-            # as llama-server counts: an end token with draft tokens after it is not an accepted one
-            uncounted = reason and is_right and n_right < len(draft_tokens) and sequence.output[-1] in self._vocab.eog
-            n_accepted = n_right - bool(uncounted)
+            # llama-server does not count an end token with draft tokens after it as accepted
+            is_eog = sequence.output[-1] in self._vocab.eog
+            n_accepted = n_matched - bool(reason and matches and n_matched < len(draft_tokens) and is_eog)
             sequence.n_draft_accepted += n_accepted
             self._stats.add_draft(len(draft_tokens), n_accepted)
-            if n_right < len(draft_tokens):
-                self._cells.roll_back(run, len(draft_tokens) - n_right, self._clock())
+            if n_matched < len(draft_tokens):
+                self._cells.roll_back(run, len(draft_tokens) - n_matched, self._clock())
         if reason is not None:
             context_full = reason is FinishReason.LIMIT and self._context_full(sequence)
             self.finish(sequence, run.seq, reason, now, context_full=context_full)
 
-    def _take_one(self, output: int, sequence: Sequence, now: float, given: int | None) -> FinishReason | None:
+    def _take_one(self, output: int, sequence: Sequence, now: float, forced: int | None) -> FinishReason | None:
         """Take the next token from the `output`-th logits. Return why the choice ends with it, if it does.
 
-        A `given` token is taken regardless of logits and constraint.
+        A `forced` token is taken regardless of logits and constraint.
         """
         request, stream = sequence.request, sequence.text
-        if request.max_tokens == 0:  # the request only wanted its prompt cached
+        if request.max_tokens == 0:  # the request only caches its prompt
             self._emit_started(sequence, now)
             return FinishReason.LIMIT
-        if given is None:
+        if forced is None:
             token, logprob = self._next_token(output, sequence)
         else:
-            token, logprob = given, None
+            token, logprob = forced, None
             assert sequence.sampler is not None
-            self._runner.accept(sequence.sampler, given)
+            self._runner.accept(sequence.sampler, forced)
             if request.want_logprobs:
-                logprob = self._runner.logprobs(output, given, request.n_probs)
+                logprob = self._runner.logprobs(output, forced, request.n_probs)
         if not sequence.output:
             self._emit_started(sequence, now)
         else:
@@ -264,7 +265,7 @@ class NextTokens:
         return PromptLogprobs(sequence.index, tuple(tokens))
 
     def _sample_together(self, rows: list[tuple[int, TokenRun]]) -> None:
-        """Compute in parallel what can be, before each sequence takes its own."""
+        """Compute samples, masks and log probabilities in parallel where possible."""
         self._constrained.propose(rows)
         probs: list[tuple[int, int]] = []
         for first, run in rows:
@@ -274,7 +275,9 @@ class NextTokens:
                 probs += [(output, request.n_probs) for output in range(first, end)]
         if len(probs) > 1:
             self._runner.prepare_logprobs(probs)
-        free = [(output, run.sequence.sampler) for output, run in rows if _is_free(run)] if len(rows) > 1 else []
+        free = (
+            [(output, run.sequence.sampler) for output, run in rows if _is_sampled_freely(run)] if len(rows) > 1 else []
+        )
         self._drawn = self._runner.sample_together(free) if len(free) > 1 else {}
 
     def _next_token(self, output: int, sequence: Sequence) -> tuple[int, TokenLogprob | None]:
@@ -300,8 +303,8 @@ class NextTokens:
 
     def _mask(self, output: int, constraint: Constraint, n: int) -> tuple[int, tuple[TokenLogprob, ...]]:
         """Return ``TokenLogprob.mask``."""
-        best = self._runner.logprobs(output, 0, MASK_LOOKS_AT).top
-        constraint.allows(best[0].id)  # a mask may depend on the last rejected token, so ask about one
+        best = self._runner.logprobs(output, 0, MASK_CANDIDATES).top
+        constraint.allows(best[0].id)  # a mask may depend on the last token that was checked
         bits = int.from_bytes(constraint.mask(), "little")
         forbidden = [one for one in best if not bits >> one.id & 1]
         return (bits & (1 << self._vocab.n_tokens) - 1).bit_count(), tuple(forbidden[:n])
@@ -354,7 +357,7 @@ class NextTokens:
     ) -> None:
         """End a choice and emit its last events: the text that was held back, and why it ended.
 
-        `slot` is the id of the slot that decoded the last token; the sequence may have lost it since.
+        `slot`: id of the slot that decoded the last token; the sequence may no longer have it.
         `context_full`: the choice has no cell left for another token.
         """
         if sequence.request.pin_s and (held := sequence.slot) is not None:
@@ -387,16 +390,14 @@ class NextTokens:
 
 
 def _needs_no_logits(sequence: Sequence) -> bool:
-    """Return whether only a token is needed of its outputs. Adapters may produce non-finite logits, which are detected
-    by reading them.
-    """
-    request, by_chance = sequence.request, sequence.draft_state.dice is not None
-    asked = request.want_logprobs or request.prompt_logprobs or sequence.constraint is not None
-    return request.sampling.backend_sampling and not (asked or by_chance or sequence.quarantined_until)
+    """Return whether the sequence needs only sampled tokens."""
+    request, is_synthetic = sequence.request, sequence.draft_state.dice is not None
+    needs_logits = request.want_logprobs or request.prompt_logprobs or sequence.constraint is not None
+    return request.sampling.backend_sampling and not (needs_logits or is_synthetic or sequence.quarantined_until)
 
 
-def _is_free(run: TokenRun) -> bool:
-    """Return whether its one token is sampled freely and will be accepted in any case."""
+def _is_sampled_freely(run: TokenRun) -> bool:
+    """Return whether its only token is sampled without a constraint and accepted in any case."""
     sequence = run.sequence
     request = sequence.request
     after_chain = request.want_logprobs and request.post_sampling_probs

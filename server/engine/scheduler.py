@@ -1,18 +1,20 @@
 """How a batch is built: which request gets a slot, and which tokens the next step decodes. Pure: no threads, clock or
 native calls.
 
-One step: `place` until nothing can be placed or the step's time for moves is spent, `plan`, decode, `commit`
-(`KvBudget.victim` if cells ran out), sample, `release` ended sequences.
+One step: `place` until nothing can be placed or the step's time for moves is spent, `plan`, decode, `commit`, sample,
+`release` ended sequences. If the decode found no cells, `Cells.free_cells` frees some, and the next step has a new
+plan.
 
 `plan` takes the next tokens of the decoding sequences whose turn it is (`_members`), with draft tokens. It then fills
-the step's budget with prefill tokens, of one prompt after the other (`in_order`), because many short runs cost more
-than one long run. `batches` splits the runs into library calls. The budget adapts to measured step times
-(`StepSize`). On a CPU, ggml computes attention in tiles of 64 tokens; a partial tile takes as long as a full one
-(ggml-cpu/common.h, GGML_FA_TILE_Q). So budgets are multiples of these tiles, and of `n_ubatch`, which the library
-evaluates at once.
+the step's budget with prefill tokens, one prompt after the other (`in_order`), because many short runs cost more than
+one long run. `batches` splits the runs into library calls. The budget adapts to measured step times (`StepSize`).
+
+On a CPU, ggml computes attention in tiles of 64 tokens; a partial tile takes as long as a full one
+(ggml-cpu/common.h, GGML_FA_TILE_Q). So budgets are multiples of these tiles, and of `n_ubatch`, the tokens of one
+evaluation.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -31,8 +33,9 @@ from server.engine.runner_api import BatchEntry, RunnerInfo
 from server.engine.sequence import Phase, Sequence, Slot
 
 AGING_WEIGHT = 0.25
-"""Aging: share of the tokens that could be computed while a prompt waits. Shorter prompts can delay a long one to at
-most four times its own prefill time. In `benchmarks.simulation`, 0.1 gives longer first tokens at p99, 1.0 at p50.
+"""Aging: share of the tokens that could be computed while a prompt waits. Shorter prompts can delay a long one by at
+most four times its own prefill time. In `benchmarks.simulation`, 0.1 gives longer times to first token at p99, 1.0 at
+p50.
 """
 PRIORITY_LEVEL_S = 600.0
 """Seconds of waiting that one priority level counts as."""
@@ -44,25 +47,24 @@ STEP_TARGET_SHARE = 0.9
 REDUCTION_FACTOR = 0.75  # a budget is reduced to at most this share of itself, so that the saving exceeds noise
 
 
-def in_order(
-    prefilling: Iterable[Sequence], rate: float, served: Callable[[str], float], inherited: Mapping[Sequence, int]
-) -> list[Sequence]:
-    """Return `prefilling` in prefill order: by tokens left to compute, so that short prompts do not wait for long ones;
-    plus what the client was served more than others; plus a term that is smaller the earlier the prompt was placed, so
-    that none starves.
+def in_order(prefilling: Iterable[Sequence], rate: float, served: Callable[[str], float]) -> list[Sequence]:
+    """Return `prefilling` in prefill order.
 
-    `rate`: prefill tokens per second (0 = unknown). `served`: tokens served per client. `inherited`: priorities that
-    prompts inherit from more urgent requests waiting for their prefix.
+    The key is the number of tokens left to compute, so that short prompts do not wait for long ones; plus the tokens
+    that the client was served more than others; plus a term that is smaller the earlier the prompt was placed, so that
+    none starves.
+
+    `rate`: prefill tokens per second (0 = unknown). `served`: tokens served per client.
     """
     order = list(prefilling)
     if len(order) < 2:
         return order
     counts = {s: served(s.request.client) for s in order}
-    least, rate = min(counts.values()), rate or ASSUMED_TOKENS_PER_S
+    fewest, rate = min(counts.values()), rate or ASSUMED_TOKENS_PER_S
 
     def key(s: Sequence) -> tuple[float, tuple[float, int]]:
-        aging_start = s.placed_at + PRIORITY_LEVEL_S * inherited.get(s, s.request.priority)
-        aged = len(s.target) - s.n_computed + counts[s] - least + AGING_WEIGHT * rate * aging_start
+        aging_start = s.placed_at + PRIORITY_LEVEL_S * s.request.priority
+        aged = len(s.target) - s.n_computed + counts[s] - fewest + AGING_WEIGHT * rate * aging_start
         return aged, s.arrival
 
     return sorted(order, key=key)
@@ -92,14 +94,14 @@ class StepSize:
         """Return the budget of a step that has already used the time of `n_tokens`."""
         if self.target_s == inf or not n_tokens:
             return self.size
-        return max(_whole(int(max(self.size - n_tokens, 0)), self.n_ubatch), self.smallest)
+        return max(_whole_tiles(int(max(self.size - n_tokens, 0)), self.n_ubatch), self.smallest)
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Learn from a nearly full step and choose the next budget: at most twice the last one, or at most
         `REDUCTION_FACTOR` of it.
 
         Of two steps the faster one counts; the slower one may have been disturbed by other processes. A step shortened
-        by `_leaving_a_tile` may enlarge the budget, but not reduce it.
+        by `_avoiding_partial_tile` may enlarge the budget, but not reduce it.
         """
         is_full, leaves_a_tile = n_tokens * 8 >= self.size * 7, n_tokens > max(self.size - TILE_TOKENS, TILE_TOKENS)
         if self.target_s == inf or seconds <= 0 or not (is_full or leaves_a_tile):
@@ -109,21 +111,21 @@ class StepSize:
             token_s, self._token_s = min(token_s, self._token_s or token_s), token_s
         wanted = int(self.target_s * STEP_TARGET_SHARE / token_s)
         if wanted >= self.size:
-            size = _whole(min(wanted, self.size * 2), self.n_ubatch)
+            size = _whole_tiles(min(wanted, self.size * 2), self.n_ubatch)
             self.size = max(min(size, self.largest), self.size)
         elif is_full:
-            size = _whole(min(wanted, int(self.size * REDUCTION_FACTOR)), self.n_ubatch)
+            size = _whole_tiles(min(wanted, int(self.size * REDUCTION_FACTOR)), self.n_ubatch)
             self.size = max(size, self.smallest)
 
 
-def _whole(size: int, n_ubatch: int) -> int:
+def _whole_tiles(size: int, n_ubatch: int) -> int:
     return size - size % (n_ubatch if size >= n_ubatch else TILE_TOKENS if size >= TILE_TOKENS else 1)
 
 
-StepSharers = tuple[Adapters, int]
-"""What decodes together: a LoRA set, and the slot of a quarantined sequence that decodes alone, or -1."""
+StepGroup = tuple[Adapters, int]
+"""Identifies sequences that may share a step: a LoRA set, and the slot of a quarantined sequence, or -1."""
 Proposer = Callable[[list[Sequence], int], list[list[int]]]
-"""Returns draft tokens for each of these decoding sequences, at most so many in total."""
+"""Returns draft tokens for each of the decoding sequences, at most the given number in total."""
 MAX_BYPASS_SEARCHES = 32  # sequences checked after one that does not fit; each check searches for a prefix
 SET_WAIT_SHARE = 0.5  # share of the target step time that a sequence may wait while other LoRA sets compute
 
@@ -135,7 +137,7 @@ class TokenRun(BatchEntry):
     at: int = field(kw_only=True)  # tokens of the sequence before these
     sequence: Sequence = field(kw_only=True)
     scored: bool = False  # prompt tokens whose log probabilities are wanted
-    is_check: bool = False  # its logits only show whether its cells hold numbers
+    is_check: bool = False  # its logits are only read to check that its cells are finite
     undo: tuple[int, bytes] | None = None  # the checkpoint for rolling back drafts if the memory cannot be truncated
 
     @property
@@ -172,7 +174,7 @@ class Scheduler:
         sizes = min(params.min_chunk, info.n_batch), info.n_batch, info.n_ubatch
         self.step_size = StepSize(params.target_s, *sizes)
         self.step_size_prefill_only = StepSize(PREFILL_ONLY_S, *sizes, size=min(info.n_ubatch, info.n_batch))
-        self._turn: StepSharers = ((), -1)  # the LoRA set whose turn it is
+        self._turn: StepGroup = ((), -1)  # the group whose turn it is
         self._turn_s = self._last_s = 0.0  # seconds of the current turn, and of its last step
 
     def active(self) -> Iterator[Sequence]:
@@ -184,7 +186,7 @@ class Scheduler:
 
     def enqueue(self, sequence: Sequence) -> None:
         client = sequence.request.client
-        self._counters.asks(client, again=not self.waiting.has(client))
+        self._counters.record_request(client, had_none=not self.waiting.has(client))
         self.waiting.append(sequence)
 
     def place(self, now: float) -> Placement | None:
@@ -214,14 +216,16 @@ class Scheduler:
                 for one in blocked:
                     one.n_bypasses += 1
                 self.waiting.place(sequence)
-                self._counters.chose(sequence.request.client)
+                self._counters.record_placement(sequence.request.client)
                 return placement
             blocked.append(sequence)
         return None
 
     def background_victim(self) -> Sequence | None:
-        """Return the background sequence to preempt for a live request that waits for its slot or its cells, None if
-        none does or live ones hold them. Of several the newest, since it has the least to lose.
+        """Return the background sequence to preempt for a live request that waits for its slot or its cells.
+
+        Among several it is the newest, since that has the least to lose. None: no live request waits, or live sequences
+        hold what it waits for.
         """
         background = [] if self.move_budget.is_spent else [s for s in self.active() if is_background(s)]
         is_full = self.n_active == len(self.slots)
@@ -236,15 +240,15 @@ class Scheduler:
 
     @property
     def n_free(self) -> int:
-        """Return the slots that are idle or held by background sequences, less the requests that wait for one."""
+        """The slots that are idle or held by background sequences, minus the live requests that wait for one."""
         n_live = sum(not is_background(s) for s in self.active())
         return len(self.slots) - n_live - sum(not is_background(s) for s in self.waiting)
 
     def occupy(self, placement: Placement, now: float) -> None:
-        """Record that `placement` was carried out; ``slot.tokens`` already describes the cells."""
+        """Record that `placement` was executed; ``slot.tokens`` already equals the cells."""
         sequence, slot = placement.sequence, placement.slot
         slot.sequence, sequence.slot = sequence, slot
-        self.placer.has_changed = True
+        self.placer.slots_changed = True
         slot.adapter_set = sequence.adapter_set
         slot.n_requests += 1
         self.kv_budget.changed()
@@ -266,7 +270,7 @@ class Scheduler:
         members = self._members()
         decoding = [s for s in members if s.phase is Phase.DECODE]
         runs = self._decode_runs(decoding, propose)
-        if len(decoding) < len(members):  # otherwise, as in nearly all steps, runs are in slot order
+        if len(decoding) < len(members):  # otherwise, in nearly all steps, runs are in slot order
             prefilling = [s for s in members if s.phase is Phase.PREFILL]
             runs = in_batch_order(runs, self._prefill_runs(prefilling, runs), is_split=not self.info.unified)
         if self.info.n_rollback and self.info.unified:  # otherwise the library evaluates fewer runs together
@@ -281,8 +285,8 @@ class Scheduler:
             fitting = fitting[:-1]
         n_outputs = self.info.n_more_outputs // (2 if any(s.unscored for s in self.active()) else 1)  # half for prompts
         is_quarantined = bool(fitting) and fitting[0].quarantined_until > 0  # then it is alone
-        draft_room = 0 if is_quarantined else min(self.kv_budget.max_batch - n_pending, n_outputs)
-        drafts = propose(fitting, draft_room) if propose is not None and fitting else [[]] * len(fitting)
+        max_drafts = 0 if is_quarantined else min(self.kv_budget.max_batch - n_pending, n_outputs)
+        drafts = propose(fitting, max_drafts) if propose is not None and fitting else [[]] * len(fitting)
         return [
             TokenRun(s.held.id, s.held.pos, [*s.pending, *draft], 1 + len(draft), at=s.n_computed, sequence=s)
             for s, draft in zip(fitting, drafts, strict=True)
@@ -296,7 +300,7 @@ class Scheduler:
         """
         live = [s for s in self.active() if not is_background(s)]
         others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE for s in live)
-        n_spent = self.move_budget.spent_s * self.move_budget.computed
+        n_spent = self.move_budget.spent_s * self.move_budget.prefill_rate
         size = self.step_size.left_after(n_spent) if others_wait else self.step_size_prefill_only.size
         if n_decode and self.params.max_prefill_tokens:
             return min(size, self.params.max_prefill_tokens)
@@ -304,13 +308,13 @@ class Scheduler:
         return max(size - n_decode if self.info.unified else size, self.params.min_chunk if n_decode else 1)
 
     def _prefill_runs(self, prefilling: list[Sequence], decode: list[TokenRun]) -> list[TokenRun]:
-        """Return the prefill tokens of the step besides the `decode` runs, in the order of `in_order`.
+        """Return the prefill runs of the step besides the `decode` runs, in the order of `in_order`.
 
         With separate KV, a prompt between two sequences of the step gets at least one token, so that its neighbours
-        share an evaluation. In `benchmarks.simulation`, 64 slots would generate an eighth of the tokens otherwise.
+        share an evaluation. Otherwise, in `benchmarks.simulation`, 64 slots generate an eighth of the tokens.
         """
         n_decode = sum([len(run.tokens) for run in decode])
-        longest = self.kv_budget.max_batch - n_decode  # what the budget may grow to, to leave no partial tile
+        longest = self.kv_budget.max_batch - n_decode  # the budget may grow to this, to avoid a partial tile
         budget = min(self._prefill_budget(n_decode, is_live=not all(map(is_background, prefilling))), longest)
         if n_decode and self.params.max_prefill_tokens:
             longest = budget
@@ -320,17 +324,17 @@ class Scheduler:
             ids = {s.held.id for s in prefilling}
             bridging = set(sorted(self._bridging(ids, ids | {run.seq for run in decode}))[: budget // 2])
         runs: list[TokenRun] = []
-        for s in in_order(prefilling, self.move_budget.computed, self._counters.served, self.placer.inherited()):
-            if budget <= len(bridging) and s.held.id not in bridging:  # the rest is for bridging prompts, a token each
+        for s in in_order(prefilling, self.move_budget.prefill_rate, self._counters.served):
+            if budget <= len(bridging) and s.held.id not in bridging:  # the rest is one token per bridging prompt
                 continue
             bridging.discard(s.held.id)
             most = max(budget - len(bridging), 1)
-            if not s.media:  # their runs end where a medium does
-                most = _leaving_a_tile(most, len(s.target) - s.n_computed, longest - len(bridging))
+            if not s.media:  # with media, runs end where a medium does
+                most = _avoiding_partial_tile(most, len(s.target) - s.n_computed, longest - len(bridging))
             run = self._prefill_run(s, most, n_to_score, n_decode)
-            if not run.tokens:  # this step's outputs are used up
+            if not run.tokens:  # no outputs are left in this step
                 continue
-            budget = max(budget - len(run.tokens), len(bridging))  # a run that leaves no partial tile may be longer
+            budget = max(budget - len(run.tokens), len(bridging))  # a run may exceed it to avoid a partial tile
             longest -= len(run.tokens)
             n_to_score -= run.n_outputs if run.scored else 0
             runs.append(run)
@@ -353,7 +357,7 @@ class Scheduler:
         is_medium = span is not None and span.start <= at  # decoded in a separate batch
         if is_medium and n_decode:  # decode tokens are decoded before it in a separate batch
             moves = self.move_budget
-            most = min(most, self.step_size.left_after((moves.spent_s + moves.step_s) * moves.computed))
+            most = min(most, self.step_size.left_after((moves.spent_s + moves.step_s) * moves.prefill_rate))
         if at < s.quarantined_until:
             most = min(most, s.quarantined_until - at)
         scored = s.unscored and at >= s.n_scored
@@ -370,33 +374,36 @@ class Scheduler:
         """Return `Placer.relocation`, also while requests wait: an idle slot that they cannot use now would split the
         decoding sequences meanwhile.
         """
-        return self.placer.relocation(fixed) if _may_share_a_step(list(self.active())) else None
+        return self.placer.relocation(fixed) if _may_share_step(list(self.active())) else None
 
     def _members(self) -> list[Sequence]:
-        """Return the sequences of the next step. One LoRA set computes a step, so sets take turns, and so do
-        quarantined sequences: those of a rejected batch, and those whose cells may spoil the logits of others. Each of
-        their runs is checked (`TokenRun.is_check`).
+        """Return the sequences of the next step.
 
-        A turn lasts several steps, because the library plans its memory again after each change of the set. It lasts
-        as long as the other sets can wait, all their turns together (`SET_WAIT_SHARE`). The next set in order follows.
+        One LoRA set computes a step, so sets take turns. Quarantined sequences take turns, too: those of a rejected
+        batch, and those whose cells may make the logits of others non-finite. Each of their runs is checked
+        (`TokenRun.is_check`).
+
+        A turn lasts several steps, because the library plans its memory again after each change of the set. The turns
+        of all other sets together last at most `SET_WAIT_SHARE` of the target step time. Sets follow in order.
         """
         active = [s for slot in self.slots if (s := slot.sequence) and not (s.encodings and s.awaits_media)]
         if [s for s in active if s.phase is Phase.PREFILL and not is_background(s)]:
-            inherited = self.placer.inherited()  # a live request may wait for the prefix that a background one computes
-            active = [s for s in active if inherited.get(s, s.request.priority) < BACKGROUND_PRIORITY]
-        if _may_share_a_step(active):
+            active = [s for s in active if not is_background(s)]
+        if _may_share_step(active):
             return active
-        sets = sorted({_turn_of(s) for s in active})
-        waited_s = (self._turn_s + self._last_s) * (len(sets) - 1)
+        sets = sorted({_step_group(s) for s in active})
+        wait_s = (self._turn_s + self._last_s) * (len(sets) - 1)  # of each other set, if the turn lasts another step
         longest_s = min(self.params.target_s, PREFILL_ONLY_S) * SET_WAIT_SHARE
-        goes_on = waited_s <= longest_s and all(quarantined < 0 for _, quarantined in sets)
-        if self._turn not in sets or not goes_on:
+        continues = wait_s <= longest_s and all(quarantined < 0 for _, quarantined in sets)
+        if self._turn not in sets or not continues:
             self._turn = next((one for one in sets if one > self._turn), sets[0])
             self._turn_s = self._last_s = 0.0
-        return [s for s in active if _turn_of(s) == self._turn]
+        return [s for s in active if _step_group(s) == self._turn]
 
-    def commit(self, runs: list[TokenRun], seconds: float, *, is_seen: bool = True) -> None:
-        """Record that `runs` were decoded in `seconds`: their tokens are in the cells. `is_seen`: the time is known."""
+    def commit(self, runs: list[TokenRun], seconds: float, *, is_timed: bool = True) -> None:
+        """Record that `runs` were decoded in `seconds`: their tokens are in the cells. If not `is_timed`, `seconds` are
+        not their duration.
+        """
         self.kv_budget.decoded()
         self.move_budget.spent_s = 0.0  # other sequences got their tokens; the next work has a full step's time
         self._turn_s, self._last_s = self._turn_s + seconds, seconds
@@ -420,7 +427,7 @@ class Scheduler:
             if len(slot.tokens) == len(sequence.target):
                 sequence.phase, sequence.encodings = generating, {}
         n_copies, self.move_budget.n_copies = self.move_budget.n_copies, 0
-        if n_copies or not is_seen:
+        if n_copies or not is_timed:
             return
         if not n_prompts:
             self.move_budget.observe_step(seconds)
@@ -436,10 +443,10 @@ class Scheduler:
             if sequence.offloaded is not None:
                 self.ram.remove(sequence.offloaded)
         else:
-            self._leave(sequence, now)
+            self._vacate_slot(sequence, now)
             self.kv_budget.ended()
 
-    def _leave(self, sequence: Sequence, now: float) -> None:
+    def _vacate_slot(self, sequence: Sequence, now: float) -> None:
         slot = sequence.held
         if sequence.phase is Phase.PREFILL:  # the rest will not be computed
             n_left = len(sequence.target) - len(slot.tokens)
@@ -447,13 +454,13 @@ class Scheduler:
         slot.sequence, sequence.slot, slot.last = None, None, sequence
         slot.last_used = now
         self.kv_budget.changed()
-        self.placer.has_changed = True
+        self.placer.slots_changed = True
 
     def requeue(self, sequence: Sequence, now: float) -> None:
         """Take the slot from a sequence and put it at the head of the queue. Its generated tokens must be in the cells
         again before it continues.
         """
-        self._leave(sequence, now)
+        self._vacate_slot(sequence, now)
         sequence.target = sequence.content
         if len(sequence.output) > sequence.base_output:  # its last token is not in the cells
             del sequence.target[-1:]
@@ -472,12 +479,11 @@ class Scheduler:
 
 
 def in_batch_order(decode: list[TokenRun], prefill: list[TokenRun], *, is_split: bool) -> list[TokenRun]:
-    """Return the runs of a step in the order of the batch: by sequence.
+    """Return the runs of a step in the order of the batch: by slot id.
 
-    With separate KV (`is_split`) the library evaluates a run together with the one before it in the batch, if their
-    ids are adjacent, and all of them then attend to as many cells as the longest. So adjacent prefills that are longer
-    than all `decode` runs go to the start of the batch, or to its end if the step has no run to their left. They stay
-    between two runs of the step, which they bridge.
+    With separate KV (`is_split`), the library evaluates runs with consecutive ids together, and all of them then attend
+    to as many cells as the longest. So prefills longer than all `decode` runs move to the start of the batch, or to its
+    end if no shorter run adjoins them on the left. Prefills between two shorter runs stay there and bridge them.
     """
     at_start, by_id, at_end = range(3)
     longest = max([len(run.tokens) for run in decode], default=0)
@@ -487,7 +493,7 @@ def in_batch_order(decode: list[TokenRun], prefill: list[TokenRun], *, is_split:
         if not (is_split and decode and is_long[run.seq]):
             return by_id, run.seq
         has_left, has_right = (
-            next(seq for seq in count(run.seq, way) if not is_long.get(seq)) in is_long for way in (-1, 1)
+            next(seq for seq in count(run.seq, step) if not is_long.get(seq)) in is_long for step in (-1, 1)
         )
         return (by_id if has_left and has_right else at_start if has_left else at_end), run.seq
 
@@ -509,15 +515,15 @@ def batches(runs: list[TokenRun], n_ubatch: int) -> Iterator[list[TokenRun]]:
     for size, group in groups.items():
         most = max(n_ubatch // size, 1) if size > 0 else len(runs)
         for start in range(0, len(group), most):
-            # without those that ended with an earlier batch
+            # without sequences that ended with an earlier batch
             if live := [run for run in group[start : start + most] if run.sequence.slot is not None]:
                 yield live
 
 
-def _leaving_a_tile(most: int, left: int, longest: int) -> int:
+def _avoiding_partial_tile(most: int, left: int, longest: int) -> int:
     """Return how many of a prompt's `left` tokens to compute, about `most`, so that the last run is no partial tile.
 
-    After 1,800 tokens, 62 tokens take 270 ms of a CPU on which 64 take 170: ggml computes them one by one. `longest`:
+    After 1,800 tokens, 62 tokens take 270 ms on a CPU where 64 take 170 ms: ggml computes them one by one. `longest`:
     tokens that still fit into the batch.
     """
     if not TILE_TOKENS <= most < left < most + TILE_TOKENS:
@@ -538,7 +544,7 @@ def _run_end(s: Sequence, span: MediaSpan | None, at: int, end: int, n_to_score:
         end = span.end if whole else min(end, span.end if is_medium else span.start)
     if not s.unscored:
         return end
-    if at < s.n_scored:  # it was preempted; scored tokens are computed again
+    if at < s.n_scored:  # it was preempted, and scored tokens are recomputed
         return min(end, s.n_scored)
     if is_medium:  # its last token gives the log probability of the text after it
         return end if n_to_score else at
@@ -550,13 +556,13 @@ def is_background(sequence: Sequence) -> bool:
     return sequence.request.priority >= BACKGROUND_PRIORITY
 
 
-def _turn_of(sequence: Sequence) -> StepSharers:
+def _step_group(sequence: Sequence) -> StepGroup:
     slot = sequence.slot
     return sequence.next_adapters, slot.id if sequence.quarantined_until and slot is not None else -1
 
 
-def _may_share_a_step(active: list[Sequence]) -> bool:
-    """Return whether one LoRA set computes all of them and none is quarantined."""
+def _may_share_step(active: list[Sequence]) -> bool:
+    """Return whether all of `active` have the same LoRA set and none is quarantined."""
     if not [s for s in active if s.quarantined_until or s.ticket.adapter_set.adapters]:
         return True
-    return len({_turn_of(s) for s in active}) < 2
+    return len({_step_group(s) for s in active}) < 2

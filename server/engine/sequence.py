@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from server.engine.cache.prefix_cache import CachedPrefix, CacheEntry, Fetch
-from server.engine.encode import Encoding
 from server.engine.lora import NO_ADAPTERS, AdapterSet
-from server.engine.media import Spans, below, check_spans, position, span_at
+from server.engine.media import Encoding, Spans, below, check_spans, position, span_at
 from server.engine.request import Adapters, Request, Sink, State, Timings
 from server.engine.runner_api import Sampler
 from server.engine.speculate.cost import DraftState
@@ -20,7 +19,7 @@ class Ticket:
     """A submitted request and its event sink. ``cancelled``: the state in which its choices end at the next step; its
     sink gets no more events.
 
-    ``submitted_at`` is the time of the first submission. ``waits_since`` is the time it was queued here; the two
+    ``submitted_at`` is the time of the first submission. ``waits_since`` is the time when it was queued here; the two
     differ if the request was retried after its worker process ended.
     """
 
@@ -29,7 +28,7 @@ class Ticket:
     submitted_at: float
     adapter_set: AdapterSet = NO_ADAPTERS
     cancelled: State | None = None
-    choices: list["Sequence"] = field(default_factory=list)  # while an instance has it
+    choices: list["Sequence"] = field(default_factory=list)  # while an instance runs it
     ended: bool = False  # all choices have ended
     instance: int = 0  # the preferred instance; once it is `taken`, the one that took it from the `ModelQueue`
     taken: bool = False
@@ -55,8 +54,8 @@ class Sequence:
     """One choice of a request.
 
     ``target`` is what must be in the KV cells before the next token can be sampled: the prompt, and after a
-    preemption also the tokens generated before it. ``base`` is the prompt, or what a context shift left of it; the
-    output from ``base_output`` on follows it.
+    preemption also the tokens generated before it. ``base`` is the prompt, or the tokens that a context shift has kept;
+    the output from ``base_output`` on follows it.
     """
 
     ticket: Ticket
@@ -73,15 +72,16 @@ class Sequence:
     constraint: Constraint | None = None
     base_output: int = 0
     draft_state: DraftState = field(default_factory=DraftState)
-    n_rolled_back: int = 0  # tokens before its newest one that a rollback removed, too: they are decoded again
+    n_rolled_back: int = 0  # accepted tokens that a rollback removed: they are decoded again before the newest one
     n_draft: int = 0
     n_draft_accepted: int = 0
     offloaded: CacheEntry | None = None  # its KV state after it was preempted, reserved in RAM until it resumes
     fetch: Fetch | None = None  # the disk read that it waits for
+    awaited: "tuple[Sequence, int] | None" = None  # what prefills its prefix, and how many tokens
     checkpoint_positions: tuple[int, ...] = ()  # places in ``target`` at which a step ends and a checkpoint is made
-    encodings: dict[int, Encoding] = field(default_factory=dict)  # of media that are not in the cells, by their start
+    encodings: dict[int, Encoding] = field(default_factory=dict)  # of media that are not in the cells, by span start
     n_faults: int = 0  # recomputations after faults, since its last progress
-    quarantined_until: int = 0  # quarantine: alone in its steps, and no run longer, until so many tokens are computed
+    quarantined_until: int = 0  # until so many tokens are computed, it is alone in its steps, and no run goes past this
     n_bypasses: int = 0  # requests placed before it although it waited for cells
     n_scored: int = 0  # prompt tokens whose logits were read for ``prompt_logprobs``
     n_cached: int = -1  # cached prompt tokens; -1 until the first placement
@@ -130,7 +130,7 @@ class Sequence:
 
     @property
     def n_computed(self) -> int:
-        """Number of its tokens in KV cells."""
+        """The number of its tokens in KV cells."""
         return len(self.slot.tokens) if self.slot is not None else 0
 
     @property
@@ -149,13 +149,13 @@ class Sequence:
 
     @property
     def unscored(self) -> bool:
-        """Whether log probabilities of prompt tokens are still to be read."""
+        """Whether log probabilities of some prompt tokens are still wanted."""
         request = self.request
         return request.prompt_logprobs and not self.index and self.n_scored < len(request.prompt)
 
     @property
     def n_reusable(self) -> int:
-        """The most ``target`` tokens that may be taken from a cache. Tokens whose logits are wanted must be
+        """The largest number of ``target`` tokens to reuse from a cache. Tokens whose logits are wanted must be
         decoded.
         """
         n = len(self.target) - 1
@@ -181,13 +181,13 @@ class Sequence:
 class Slot(CachedPrefix):
     """One native sequence. ``tokens`` always equals the contents of its KV cells, also while it is idle.
 
-    The first ``n_shared`` tokens lie in cells that ``shares_with`` also holds (unified KV only).
+    The cells of the first ``n_shared`` tokens are shared with the slot ``shares_with`` (unified KV only).
     """
 
     id: int = 0
     sequence: Sequence | None = None
     n_shared: int = 0
-    shares_with: "Slot | None" = None  # the slot whose cells it shares
+    shares_with: "Slot | None" = None
     n_requests: int = 0
     last: Sequence | None = None  # the last holder, for GET /slots
     written_for_others: Sequence | None = None  # the last sequence whose state was written for other processes
@@ -211,8 +211,8 @@ class Slot(CachedPrefix):
         """Verify that it holds at most `n_ctx` tokens and agrees with its sequence. Raises AssertionError."""
         assert len(self.tokens) <= n_ctx, f"slot {self.id} holds more than its context"
         check_spans(self.media, self.tokens)
-        n_there = 0 if self.shares_with is None else len(self.shares_with.tokens)
-        assert 0 <= self.n_shared <= min(len(self.tokens), n_there), f"slot {self.id} shares more than is held"
+        n_other = 0 if self.shares_with is None else len(self.shares_with.tokens)
+        assert 0 <= self.n_shared <= min(len(self.tokens), n_other), f"slot {self.id} shares more than is held"
         assert all(0 < n <= len(self.tokens) for n in self.checkpoints), f"slot {self.id}: checkpoints"
         s = self.sequence
         if s is None:

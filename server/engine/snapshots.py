@@ -1,7 +1,7 @@
 """Immutable snapshots of an instance and of the caches, for the web UI, GET /slots and KV events.
 
-They are made by the thread that reads them, while steps run. So single numbers may be one step apart, and a list that
-the step thread changes is copied in one operation first. Times are those of the engine's clock.
+The reading thread makes them while steps run. So single numbers may be one step apart, and lists that the step thread
+changes are first copied in one operation. Times are those of the engine's clock.
 """
 
 from collections import deque
@@ -20,9 +20,9 @@ from server.engine.sequence import Sequence, Slot, Ticket
 
 MAX_COMPARED = 2_000_000  # tokens in a view
 MAX_WAITING = 50  # waiting choices listed individually
-MAX_STEPS = 1000  # steps kept for observers
+MAX_STEPS = 1000  # steps recorded for views
 MAX_ENDED = 200
-KEPT_S = 2.0
+MAX_AGE_S = 2.0
 """Seconds for which a snapshot of cached entries is reused."""
 MAX_STATES = 60  # entries of a tier listed individually, highest keep value first
 
@@ -98,7 +98,7 @@ class InstanceView:
 
 @dataclass(eq=False)
 class Snapshots:
-    """Records the ended choices of an instance and, while `watched`, its steps; and makes views of it."""
+    """Records the ended choices of an instance and, while `watched`, its steps, and makes views of it."""
 
     _scheduler: Scheduler
     _clock: Callable[[], float]
@@ -124,25 +124,25 @@ class Snapshots:
 
     # ---- the event loop
 
-    def view(self, not_taken: Seq[Ticket], kept: Seq[CachedText]) -> InstanceView:
-        """Return a view. `not_taken`: requests that wait for this instance first. `kept`: cached entries that appear in
-        the prefix tree.
+    def view(self, not_taken: Seq[Ticket], cached: Seq[CachedText]) -> InstanceView:
+        """Return a view. `not_taken`: waiting requests that prefer this instance. `cached`: the cached entries for the
+        prefix tree.
         """
         slots = self._scheduler.slots.copy()
         waiting = [*self._scheduler.waiting, *(Sequence(ticket, 0) for ticket in not_taken)]
         return InstanceView(
-            shared=self._shared_prefixes(slots, kept),
+            shared=self._shared_prefixes(slots, cached),
             waiting=tuple(map(self._choice, waiting[:MAX_WAITING])),
             n_waiting=len(waiting),
             steps=tuple(self._steps),
         )
 
-    def _shared_prefixes(self, slots: Seq[Slot], kept: Seq[CachedText]) -> tuple[tuple[int, int, int], ...]:
+    def _shared_prefixes(self, slots: Seq[Slot], cached: Seq[CachedText]) -> tuple[tuple[int, int, int], ...]:
         """Return `InstanceView.shared`, recomputed when a text has changed."""
-        texts = [(self._first_slot + i, slot.adapter_set, _text(slot)) for i, slot in enumerate(slots)] + list(kept)
+        texts = [(self._first_slot + i, slot.adapter_set, _text(slot)) for i, slot in enumerate(slots)] + list(cached)
         held = [(slot.n_requests, id(slot.tokens)) for slot in slots]
-        if (seen := (held, [(number, len(text)) for number, _, text in texts])) != self._texts:
-            self._texts, self._shared = seen, tuple(shared_prefixes(texts))
+        if (key := (held, [(number, len(text)) for number, _, text in texts])) != self._texts:
+            self._texts, self._shared = key, tuple(shared_prefixes(texts))
         return self._shared
 
     def slots(self, n_ctx: int, spec_type: str) -> Iterator[SlotSnapshot]:
@@ -239,7 +239,7 @@ def _recompute_reason(placement: Placement, cached: Seq[int], n: int, slots: Seq
 
 @dataclass(frozen=True, slots=True)
 class HeldText:
-    """What one slot or cached entry holds: the first `n` of `tokens`, which must not change meanwhile. ``key``
+    """The text of one slot or cached entry: the first `n` of `tokens`, which must not change while it is used. ``key``
     identifies it; ``medium`` is "GPU" (KV cells on any device) or "CPU" (RAM). ``salt``: its cache namespace.
     """
 
@@ -274,7 +274,7 @@ def tier_view(cache: CacheTier, now: float) -> tuple[TierView, list[CachedText]]
 
 
 def _text(slot: Slot) -> Seq[int]:
-    """Return the prompt, or the idle contents, of `slot`; nothing of shifted cells, which are no prefix of any text."""
+    """Return the text of `slot`; nothing after a context shift, because shifted cells are no prefix of any prompt."""
     sequence, tokens = slot.sequence, slot.tokens
     if sequence is None:
         return tokens

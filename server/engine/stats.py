@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any, ClassVar
 
 MAX_TOKENS = "n_tokens_max"
-"""The one peak: a current value that outlives its engine."""
+"""The only peak value. Unlike other gauges it remains after the engine has ended."""
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
 
@@ -25,8 +25,8 @@ class Histogram:
 
 
 def _about(kind: str, metric: str = "", text: str = "", *, theirs: bool = False) -> dict[str, Any]:
-    """Return the metadata of a field that is published as `metric` with the help `text`; without a name it is not.
-    `theirs`: llama-server has that metric.
+    """Return the metadata of a field that is published as `metric` with the help `text`; "" = not published.
+    `theirs`: llama-server has this metric.
     """
     return {"kind": kind, "metric": metric, "text": text, "theirs": theirs}
 
@@ -43,9 +43,9 @@ _gauge = partial(_value, "gauge")
 
 @dataclass(slots=True)
 class EngineStats:
-    """Totals since the model was loaded, as llama-server's ``server_metrics`` (tools/server/server-context.cpp).
+    """Totals since the model was loaded, as in llama-server's ``server_metrics`` (tools/server/server-context.cpp).
 
-    `server.metrics.collector` publishes them under the names that the fields have here.
+    `server.metrics.collector` publishes them under the metric names given here.
     """
 
     prompt_tokens: int = _theirs("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens")
@@ -132,13 +132,13 @@ class EngineStats:
             self.prompt_tokens += n_prompt
             self.prompt_seconds += seconds
 
-    def add_draft(self, n_drafted: int, n_right: int) -> None:
-        """Count a draft of `n_drafted` tokens of which the first `n_right` were accepted."""
+    def add_draft(self, n_drafted: int, n_accepted: int) -> None:
+        """Count a draft of `n_drafted` tokens of which the first `n_accepted` were accepted."""
         self.n_drafts += 1
         self.n_draft_tokens += n_drafted
-        self.n_draft_accepted += n_right
+        self.n_draft_accepted += n_accepted
         self.accepted_at += [0] * (n_drafted - len(self.accepted_at))
-        for position in range(n_right):
+        for position in range(n_accepted):
             self.accepted_at[position] += 1
 
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from server.engine.request import Text, TokenLogprob
 
-_WHITE = " \t"
+_BLANKS = " \t"
 
 
 @dataclass(slots=True)
@@ -30,27 +30,27 @@ class TextStream:
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
     )
     _held: str = ""
-    _n_shown: int = 0  # characters that the held text has released
+    _n_shown: int = 0  # characters returned so far
     _pending: list[tuple[int, int, TokenLogprob | None]] = field(default_factory=list)
     """Tokens whose text is held: id, start in the text, log probability."""
-    _inside: bool = False  # the decoder holds an incomplete character
+    _is_incomplete: bool = False  # the decoder holds the start of a character
     _indent: int = -1  # indentation of a line with only white space so far; -1 = within a line
 
     def feed(self, token: int, piece: bytes, logprob: TokenLogprob | None) -> Text | None:
         """Add a token; return new text, None if nothing can be emitted yet."""
-        if not (self._inside or self._pending or self.stops or logprob or self.n_indent):
-            text = _whole(piece)
+        if not (self._is_incomplete or self._pending or self.stops or logprob or self.n_indent):
+            text = _decode_whole(piece)
             if text:
                 self.has_new_line = self.has_new_line or "\n" in text
                 return Text(self.index, text, (token,))
         self._pending.append((token, self._n_shown + len(self._held), logprob))
         new = self._decoder.decode(piece)
-        self._inside = bool(self._decoder.getstate()[0])
+        self._is_incomplete = bool(self._decoder.getstate()[0])
         if not new:
             return None
-        searched = len(self._held)
+        n_searched = len(self._held)
         self._held += new
-        n_more = self._partial_stop() if self.stops and not self._cut_at_stop(searched) else 0
+        n_more = self._partial_stop() if self.stops and not self._truncate_at_stop(n_searched) else 0
         return self._show(len(self._held) - n_more)
 
     def finish(self) -> Text | None:
@@ -63,11 +63,11 @@ class TextStream:
             return None
         return self._show(len(self._held), last=True)
 
-    def _cut_at_stop(self, searched: int) -> bool:
+    def _truncate_at_stop(self, n_searched: int) -> bool:
         """Truncate the held text at the first stop string; tokens after it lose their log probabilities."""
         hits = []
         for stop in self.stops:
-            at = self._held.find(stop, max(0, searched - len(stop) + 1))
+            at = self._held.find(stop, max(0, n_searched - len(stop) + 1))
             if at >= 0:
                 hits.append((at, stop))
         if not hits:
@@ -97,14 +97,14 @@ class TextStream:
         done = [each for each in self._pending if each[1] < self._n_shown] if self._held else self._pending
         self._pending = self._pending[len(done) :]
         self.has_new_line = self.has_new_line or "\n" in text
-        text = self._indented(text) if self.n_indent else text
+        text = self._up_to_outdent(text) if self.n_indent else text
         logprobs = tuple([logprob for _, _, logprob in done if logprob is not None])
         return Text(self.index, text, tuple([token for token, _, _ in done]), logprobs)
 
-    def _indented(self, text: str) -> str:
-        """Return `text` up to the first line that is indented too little."""
+    def _up_to_outdent(self, text: str) -> str:
+        """Return `text` up to the first letter of a line that is indented too little."""
         for at, char in enumerate(text):
-            if self._indent >= 0 and char in _WHITE:
+            if self._indent >= 0 and char in _BLANKS:
                 self._indent += 1
             elif 0 <= self._indent < self.n_indent:
                 self.outdented = True
@@ -115,8 +115,8 @@ class TextStream:
 
 
 @lru_cache(1 << 16)
-def _whole(piece: bytes) -> str:
-    """Return the text of a piece of whole characters, otherwise "". Cached, because tokens repeat."""
+def _decode_whole(piece: bytes) -> str:
+    """Return the text of a piece that consists of whole characters, otherwise "". Cached, because tokens repeat."""
     try:
         return piece.decode()
     except UnicodeDecodeError:

@@ -1,9 +1,9 @@
 """Requests from arrival to end, between the event loop and the step threads: requests in, events out once per step.
 
-Until an instance takes it, a request waits in the `ModelQueue`: the event loop adds, and step threads take as many
-as they have slots for, by the rule of `queue`. A request prefers the instance where it costs least
-(`preferred_instance`). Other instances take it while that one has no free slot. A single instance takes everything at
-once. `Requests` are those that an instance has taken.
+Until an instance takes it, a request waits in the `ModelQueue`. The event loop adds requests, and step threads take as
+many as they have slots for, in the order of `queue`. A request prefers the instance where it costs least
+(`preferred_instance`). Other instances take it while that one has no free slot. A single instance takes every request
+immediately. `Requests` has the requests that an instance has taken.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 Events: TypeAlias = list[tuple[Ticket, list[Event]]]
 Outlet: TypeAlias = Callable[[Events, bool], None]
-"""Receives a step's events on the step thread instead of the sinks; the flag says whether a request has ended."""
+"""Receives a step's events on the step thread, instead of the sinks; the flag says whether a request has ended."""
 
 
 class ModelQueue:
@@ -40,11 +40,11 @@ class ModelQueue:
         n_instances: int = 1,
         n_slots: int = 0,
         wake: Callable[[], None] = lambda: None,
-        on_left: Callable[[], None] = lambda: None,
+        on_ended: Callable[[], None] = lambda: None,
         outlet: Outlet | None = None,
     ) -> None:
-        """Create the queue of instances with `n_slots` slots each. `wake` lets all of them call `take` again; `on_left`
-        is called on the event loop after requests have ended.
+        """Create the queue of instances with `n_slots` slots each. `wake` makes all of them call `take` again.
+        `on_ended` is called on the event loop after requests have ended.
         """
         self.counters = TokenCounters()
         self.open: dict[int, Ticket] = {}
@@ -52,7 +52,7 @@ class ModelQueue:
         self._waiting: Queue[Ticket] = Queue(self.counters)
         self._loop = loop
         self._n_slots = n_slots
-        self._wake, self._on_left, self._outlet = wake, on_left, outlet
+        self._wake, self._on_ended, self._outlet = wake, on_ended, outlet
         self._n_instances = n_instances
         self._closed: set[int] = set()  # instances that take no more requests
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class ModelQueue:
         return len(self._waiting)
 
     def __bool__(self) -> bool:
-        return bool(self._waiting.lines)  # asked in every step
+        return bool(self._waiting.lines)  # called in every step
 
     @property
     def n_waiting(self) -> int:
@@ -75,7 +75,7 @@ class ModelQueue:
         with self._lock:
             if not self._has_taker(ticket):
                 return False
-            self.counters.asks(ticket.request.client)
+            self.counters.record_request(ticket.request.client)
             self._waiting.append(ticket)
             self.open[id(ticket)] = ticket
         self.n_load += ticket.request.n
@@ -83,15 +83,15 @@ class ModelQueue:
 
     def fail(self, ticket: Ticket, error: LlamapoolError) -> None:
         """Send the last event of a request now; the instance that has it frees its slots at the next step."""
-        _hand(ticket, [Failed(error)])
+        _send_to_sink(ticket, [Failed(error)])
         ticket.cancelled = ticket.cancelled or State.FAILED
 
     def left(self, tickets: Iterable[Ticket]) -> None:
-        """Record that requests, which an instance had taken, have ended. Those that have left already are ignored."""
+        """Record that `tickets`, which an instance had taken, have ended. Tickets that are not open are ignored."""
         for ticket in tickets:
             if self.open.pop(id(ticket), None) is not None:
                 self.n_load -= ticket.request.n
-        self._on_left()
+        self._on_ended()
 
     def give_up(self, instance: int, error: LlamapoolError) -> None:
         """Fail the requests of `instance`, whose step thread does not return."""
@@ -103,45 +103,45 @@ class ModelQueue:
 
     def _deliver(self, batch: Events, ended: list[Ticket]) -> None:
         for ticket, events in batch:
-            _hand(ticket, events)
+            _send_to_sink(ticket, events)
         if ended:
             self.left(ended)
 
     # ---- on step threads
 
     def take(self, instance: int, n_free: int) -> list[Ticket]:
-        """Take requests for `n_free` slots of `instance`, and cancelled ones. A single instance takes everything."""
+        """Take requests for `n_free` slots of `instance`, and cancelled ones. A single instance takes every request."""
         if not self._waiting:
             return []
         with self._lock:
             if self._n_instances == 1:
                 return self._take(self._waiting, instance)
-            room = [0 if i in self._closed else self._n_slots for i in range(self._n_instances)]
-            background = [0] * self._n_instances  # minus the slots of background requests, free for live ones only
+            free = [0 if i in self._closed else self._n_slots for i in range(self._n_instances)]  # slots per instance
+            background = [0] * self._n_instances  # minus the slots of background requests, free only for live ones
             for ticket in list(self.open.values()):
                 if ticket.taken:
-                    counted = room if ticket.request.priority < BACKGROUND_PRIORITY else background
-                    counted[ticket.instance] -= ticket.request.n
-            room[instance] = 0 if instance in self._closed else n_free
+                    held_in = free if ticket.request.priority < BACKGROUND_PRIORITY else background
+                    held_in[ticket.instance] -= ticket.request.n
+            free[instance] = 0 if instance in self._closed else n_free
             taken: list[Ticket] = []
             ignores_priority = self._waiting.ignores_priority
             for ticket in self._waiting.candidates():
-                if ticket.request.priority >= BACKGROUND_PRIORITY:  # as are all that follow
-                    room = [n + m for n, m in zip(room, background, strict=True)]
+                if ticket.request.priority >= BACKGROUND_PRIORITY:  # all later ones are background requests, too
+                    free = [n + m for n, m in zip(free, background, strict=True)]
                     background = [0] * self._n_instances
                 preferred = ticket.instance
-                is_free = ticket.request.id_slot < 0 and room[preferred] <= 0
-                if ticket.cancelled or (room[instance] > 0 and (preferred == instance or is_free)):
+                may_go_elsewhere = ticket.request.id_slot < 0 and free[preferred] <= 0
+                if ticket.cancelled or (free[instance] > 0 and (preferred == instance or may_go_elsewhere)):
                     taken.append(ticket)
-                    room[instance] -= ticket.request.n
+                    free[instance] -= ticket.request.n
                     if ignores_priority:  # for one placement only
                         break
                 else:
-                    room[preferred] -= ticket.request.n
+                    free[preferred] -= ticket.request.n
             self._take(taken, instance)
         if taken and ignores_priority:
             return taken + self.take(instance, n_free - taken[0].request.n)
-        if taken and self._waiting:  # another instance may take what waits for this one
+        if taken and self._waiting:  # another instance may take requests that prefer this one
             self._wake()
         return taken
 
@@ -153,7 +153,7 @@ class ModelQueue:
         return taken
 
     def close(self, instance: int) -> None:
-        """Let `instance` take those requests that no other instance may take, and no more. The caller fails them."""
+        """Let `instance` take the requests that only it may take, and none after that. The caller fails them."""
         with self._lock:
             is_new = instance not in self._closed
             self._closed.add(instance)
@@ -186,8 +186,8 @@ class ModelQueue:
             log.debug("the event loop is closed; events of open requests are dropped")
 
 
-def _hand(ticket: Ticket, events: list[Event]) -> None:
-    """Give `events` to the sink unless the request was cancelled. An error of the sink affects nobody else."""
+def _send_to_sink(ticket: Ticket, events: list[Event]) -> None:
+    """Send `events` to the sink unless the request was cancelled. An error of the sink affects no other request."""
     if not ticket.cancelled:
         try:
             ticket.sink(events)
@@ -219,7 +219,7 @@ class Requests:
             self._outbox.setdefault(ticket, []).append(event)
 
     def post(self) -> None:
-        """Deliver everything of this step."""
+        """Deliver the events and ended requests of this step."""
         if self._outbox or self.ended:
             batch, ended = list(self._outbox.items()), self.ended
             self._outbox, self.ended = {}, []
@@ -230,7 +230,7 @@ class Requests:
         for ticket in self._queue.take(self._instance, self._scheduler.n_free):
             try:
                 self._enqueue(ticket)
-            except Exception as error:  # noqa: BLE001 - `fail` logs what is not ours
+            except Exception as error:  # noqa: BLE001 - `fail` logs unexpected errors
                 self.fail(ticket, error)
         for sequence in self._all():
             ended = [one.exception() for one in sequence.encodings.values() if one.done()]
@@ -239,25 +239,26 @@ class Requests:
             elif errors := [error for error in ended if isinstance(error, Exception)]:
                 self.fail(sequence.ticket, errors[0])
 
-    def ask_for_media(self, sequence: Sequence) -> None:
-        """Request the embeddings of the media of `sequence` that are not in the cells."""
-        self._forget_media(sequence)
+    def request_media(self, sequence: Sequence) -> None:
+        """Request the embeddings of all media of `sequence` that are not in the cells."""
+        self._release_media(sequence)
         if self._encoder is None:
             return
         for span in sequence.media:
             if span.start >= sequence.n_computed and span.chunk is not None:
-                sequence.encodings[span.start] = self._encoder.ask(span.chunk, self._wake, sequence.adapter_set.scope)
+                encoding = self._encoder.request(span.chunk, self._wake, sequence.adapter_set.scope)
+                sequence.encodings[span.start] = encoding
 
-    def _forget_media(self, sequence: Sequence) -> None:
+    def _release_media(self, sequence: Sequence) -> None:
         if self._encoder is not None:
             for encoding in sequence.encodings.values():
-                self._encoder.leave(encoding)
+                self._encoder.release(encoding)
         sequence.encodings = {}
 
     def end(self, sequence: Sequence, state: State = State.DONE) -> None:
-        """Free what a choice holds; the caller emits events."""
+        """End a choice and free its resources; the caller emits events."""
         now = self._clock()
-        self._forget_media(sequence)
+        self._release_media(sequence)
         self._snapshots.end(sequence, now, state)
         self._scheduler.release(sequence, now)
         sequence.phase = Phase.ENDED
@@ -270,7 +271,7 @@ class Requests:
             self._close(ticket)
             if ticket.cancelled is not State.CANCELLED:
                 self._stats.request_duration.observe(now - ticket.submitted_at)
-        if sequence.request.media:  # `Slot.last` would keep the pixels of its media
+        if sequence.request.media:  # otherwise `Slot.last` keeps the pixels of its media in memory
             sequence.media, sequence.request = (), replace(sequence.request, media=())
             sequence.ticket = replace(ticket, request=sequence.request, sink=lambda _: None, choices=[])
 
@@ -295,14 +296,14 @@ class Requests:
         return [*self._scheduler.active(), *self._scheduler.waiting]
 
     def fail_all(self, error: LlamapoolError) -> None:
-        """Fail the requests that this instance has taken, also those in slots that `give_up` removed from ``open``."""
+        """Fail the requests that this instance has taken, including those that `give_up` has removed from ``open``."""
         taken = [t for t in list(self._queue.open.values()) if t.taken and t.instance == self._instance and not t.ended]
         for ticket in dict.fromkeys((*taken, *(sequence.ticket for sequence in self._all()))):
             try:
                 self.fail(ticket, error)
             except Exception:  # fail the others in any case
                 about = log_fields(ticket.request)
-                log.exception("a request could not be ended in order; this is a bug, please report it", extra=about)
+                log.exception("a request could not be ended cleanly; this is a bug, please report it", extra=about)
 
     def _enqueue(self, ticket: Ticket) -> None:
         request = ticket.request
@@ -315,8 +316,8 @@ class Requests:
             self._scheduler.enqueue(sequence)
 
     def _close(self, ticket: Ticket) -> None:
-        """Report once that `ticket` holds nothing here, also if it never had sequences."""
+        """Report once that `ticket` has ended, also if it never had sequences."""
         if not ticket.ended:
-            ticket.ended = True  # before its choices are gone, see `Engine._expire`
+            ticket.ended = True  # before its choices are removed, see `Engine._expire`
             ticket.choices = []
             self.ended.append(ticket)

@@ -1,5 +1,6 @@
-"""Placement on a real device that is not the processor: another process's, by llama.cpp's RPC backend, whose memory is
-counted apart. What was measured before a load is what the load takes, on both."""
+"""Placement on a real device besides the CPU: another process, through llama.cpp's RPC backend, with its own memory.
+The memory predicted before a load is what the load takes, on both.
+"""
 
 import re
 import subprocess
@@ -26,14 +27,14 @@ _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 @pytest.fixture(scope="module")
-def lent() -> Iterator[tuple[str, int]]:
-    """The address of an rpc-server, and the MiB that its device says it has free, always the same."""
-    with lending() as found:
+def rpc_device() -> Iterator[tuple[str, int]]:
+    """The address of an rpc-server, and the free MiB that its device reports, which never change."""
+    with running_rpc_server() as found:
         yield found
 
 
 @contextmanager
-def lending() -> Iterator[tuple[str, int]]:
+def running_rpc_server() -> Iterator[tuple[str, int]]:
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "tests.kinds.rpc_server", str(rpc_backend()), address]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -44,13 +45,15 @@ def lending() -> Iterator[tuple[str, int]]:
         process.stdin.close()
 
 
-def test_tensors_are_split_over_devices(lent: tuple[str, int], tmp_path: Path) -> None:
-    """Half of each on each of two, and the same tokens as by layers; flash attention is what such a split asks for."""
+def test_tensors_are_split_over_devices(rpc_device: tuple[str, int], tmp_path: Path) -> None:
+    """Two devices get half of each tensor, and give the same tokens as with layers split over them. Splitting tensors
+    requires flash attention.
+    """
     path, same = gguf_file(tmp_path, DENSE), ("-fa", "on", "-ctk", "f16", "-ctv", "f16")
-    with lending() as (other, _):
-        machines = ("--rpc", f"{lent[0]},{other}", *same)
-        layers, expected = answers(path, *machines)
-        tensors, tokens = answers(path, *machines, "-sm", "tensor")
+    with running_rpc_server() as (second, _):
+        flags = ("--rpc", f"{rpc_device[0]},{second}", *same)
+        layers, expected = memory_and_tokens(path, *flags)
+        tensors, tokens = memory_and_tokens(path, *flags, "-sm", "tensor")
     assert tokens == expected
     by_layer, by_tensor = (memory["devices"] for memory in (layers, tensors))
     halves = [by_tensor[device] for device in (DEVICE, "RPC1")]
@@ -59,8 +62,8 @@ def test_tensors_are_split_over_devices(lent: tuple[str, int], tmp_path: Path) -
         assert 2 * halves[0][part] == pytest.approx(sum(by_layer[d][part] for d in (DEVICE, "RPC1")), rel=0.02)
 
 
-def answers(path: Path, *flags: str) -> tuple[dict[str, Any], list[list[int]]]:
-    """What a server says of its memory, and the tokens that it writes."""
+def memory_and_tokens(path: Path, *flags: str) -> tuple[dict[str, Any], list[list[int]]]:
+    """Return the memory that a server reports, and the tokens of its replies to `TEXTS`."""
     port = free_port()
     command = [sys.executable, "-m", "server", "-m", str(path), "--port", str(port), *EXACT, *flags]
     with RealServer(command, port, {"GGML_BACKEND_PATH": str(rpc_backend())}) as server:
@@ -70,24 +73,24 @@ def answers(path: Path, *flags: str) -> tuple[dict[str, Any], list[list[int]]]:
 
 
 @pytest.mark.parametrize(
-    ("model", "part", "said"),
-    [(DENSE, 0.6, "layers on the CPU"), (EXPERTS, 0.6, "experts of")],
+    ("model", "note"),
+    [(DENSE, "layers on the CPU"), (EXPERTS, "experts of")],
     ids=["layers", "experts"],
 )
-def test_what_has_no_room_on_a_device_stays_on_the_processor(
-    model: TinyModel, part: float, said: str, lent: tuple[str, int], tmp_path: Path
+def test_layers_or_experts_that_do_not_fit_on_the_device_stay_on_the_cpu(
+    model: TinyModel, note: str, rpc_device: tuple[str, int], tmp_path: Path
 ) -> None:
-    (address, free), path = lent, gguf_file(tmp_path, model)
-    whole, _ = answers(path, "--rpc", address)
+    (address, free), path = rpc_device, gguf_file(tmp_path, model)
+    whole, _ = memory_and_tokens(path, "--rpc", address)
     on_device = sum(whole["devices"][DEVICE].values())
     assert whole["notes"] == []
-    room = int(part * on_device / _MIB)
-    flags = ("--rpc", address, "--fit-target", str(free - room))
-    memory, tokens = answers(path, *flags)
-    taken = {device: sum(parts.values()) for device, parts in memory["devices"].items()}
-    assert 0.5 * room < taken[DEVICE] / _MIB <= room
-    assert any(said in note for note in memory["notes"])
-    assert tokens == answers(path)[1], "another device computes the same"
+    limit = int(0.6 * on_device / _MIB)
+    flags = ("--rpc", address, "--fit-target", str(free - limit))
+    memory, tokens = memory_and_tokens(path, *flags)
+    used = {device: sum(parts.values()) for device, parts in memory["devices"].items()}
+    assert 0.5 * limit < used[DEVICE] / _MIB <= limit
+    assert any(note in each for each in memory["notes"])
+    assert tokens == memory_and_tokens(path)[1], "the CPU alone gives other tokens"
     table = subprocess.run(
         [sys.executable, "-m", "server", "fit", str(path), *EXACT, *flags],
         env={"GGML_BACKEND_PATH": str(rpc_backend()), "PATH": ""},
@@ -96,7 +99,7 @@ def test_what_has_no_room_on_a_device_stays_on_the_processor(
         capture_output=True,
         text=True,
     ).stdout
-    for device, n_bytes in taken.items():
+    for device, n_bytes in used.items():
         row = next(line for line in table.splitlines() if line.split()[:1] == [device])
-        together = re.findall(r"([\d.]+) (bytes|KiB|MiB|GiB)", row)[3]  # behind weights, context and computing
-        assert n_bytes == pytest.approx(float(together[0]) * _UNITS[together[1]], rel=0.1), device
+        total, unit = re.findall(r"([\d.]+) (bytes|KiB|MiB|GiB)", row)[3]  # after weights, context and compute
+        assert n_bytes == pytest.approx(float(total) * _UNITS[unit], rel=0.1), device

@@ -1,7 +1,6 @@
-"""Headers that are damaged, and that our checks let pass, reach the library in a process of its own: it may refuse
-them, but not end the process.
+"""Damaged GGUF headers that pass our checks reach the library, which may reject them but must not end its process.
 
-    FUZZ_ROUNDS=3000 python -m pytest -q tests/kinds/fuzz.py
+FUZZ_ROUNDS=3000 python -m pytest -q tests/kinds/fuzz.py
 """
 
 import os
@@ -22,7 +21,7 @@ VALUES = (0, 1, 2, 3, 7, 8, 31, 127, 128, 255)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_header_ends_the_process(kind: str, tmp_path: Path) -> None:
+def test_damaged_headers_never_crash_the_process(kind: str, tmp_path: Path) -> None:
     path = gguf_file(tmp_path, MODELS[kind])
     command = [sys.executable, "-m", "tests.kinds.fuzz", str(path), str(N_EACH)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600 + 2 * N_EACH, check=False)
@@ -30,21 +29,21 @@ def test_no_header_ends_the_process(kind: str, tmp_path: Path) -> None:
     assert "loaded" in done.stdout
 
 
-def _one(path: Path, seed: int, n_bytes: int) -> str:
-    """Damage some bytes of the header, then load and compute a little."""
+def _load_damaged(path: Path, seed: int, n_bytes: int) -> str:
+    """Damage some of the first `n_bytes`, then load the file and create a context; return the outcome."""
     from server.llama.loader import LlamaLoader
     from server.pool.spec import LoadParams, ModelSpec
 
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     file = path
-    for _ in range(chance.choice((1, 1, 2, 4))):
+    for _ in range(rng.choice((1, 1, 2, 4))):
         before = file
-        file = damaged(file, chance.randrange(24, n_bytes), bytes([chance.choice(VALUES)]))
+        file = damaged(file, rng.randrange(24, n_bytes), bytes([rng.choice(VALUES)]))
         if before != path:
             before.unlink()
     try:
         loader = LlamaLoader()
-        native = LoadParams(n_ctx=chance.choice((0, 256)), n_parallel=2, n_threads=1)
+        native = LoadParams(n_ctx=rng.choice((0, 256)), n_parallel=2, n_threads=1)
         fit = loader.fit(ModelSpec("m", file, native=native))
         weights = loader.load(fit.spec, lambda _: True)
         contexts = [weights.runner()] if weights.info.generates else [weights.embedding_runner()]
@@ -52,7 +51,7 @@ def _one(path: Path, seed: int, n_bytes: int) -> str:
             context.close()
         weights.close()
     except ModelFailed as error:
-        return f"refused: {error.reason[:100]}"
+        return f"rejected: {error.reason[:100]}"
     finally:
         file.unlink()
     return "loaded"
@@ -63,4 +62,4 @@ if __name__ == "__main__":
     size = read_header(source).n_bytes
     for number in range(int(sys.argv[2])):
         print(number, flush=True)
-        print(_one(source, number, size), flush=True)
+        print(_load_damaged(source, number, size), flush=True)

@@ -2,10 +2,10 @@
 restart.
 
 Each state that waiting requests need is read once, in queue order, while other sequences run. A request waits for a
-bounded time.
+limited time.
 
-Threads of this module read, write and hash files. Step threads only copy states out of and into cells. Several step
-threads may call `match`, `put` and `read`.
+Threads of this module read, write and hash files. Step threads only copy states from and to cells. Several step threads
+may call `match`, `put` and `read`.
 """
 
 import logging
@@ -71,20 +71,20 @@ class DiskCache:
         reader: Executor | None = None,
     ) -> None:
         """Open the cache. `wake` is called from another thread when a read has ended. `writer` and `reader` are
-        single-threaded executors, by default threads.
+        executors with one thread each, which by default are created.
         """
         self._files = files
         self.shared = files.shared
         self._clock = clock
         self._wake = wake
         self._can_cut = can_cut
-        self._gone: list[CacheEntry] = []  # their files are still to be removed, by the thread that writes
-        self.index = CacheTier(limit, spill=self._gone.append)
+        self._to_delete: list[CacheEntry] = []  # entries whose files the writer thread will delete
+        self.index = CacheTier(limit, spill=self._to_delete.append)
         self._lock = threading.Condition()  # notified when less data waits to be written
         self._writer = writer or ThreadPoolExecutor(1, "llamapool-disk-write")
         self._reader = reader or ThreadPoolExecutor(1, "llamapool-disk-read")
         self._usable = True
-        self.accepts = True  # states are written
+        self.accepts = True  # new states are written
         self._closing = threading.Event()
         self._close_by = inf
         self._reading: dict[str, Future[CacheEntry | None]] = {}
@@ -122,8 +122,8 @@ class DiskCache:
     def drop(self, entry: CacheEntry) -> None:
         """Drop `entry` and delete its file soon."""
         self.index.remove(entry)
-        self._gone.append(entry)
-        self._writer.submit(self._sweep)
+        self._to_delete.append(entry)
+        self._writer.submit(self._delete_files)
 
     def drop_all(self) -> Future[int]:
         """Drop every state, also those that are being written; return a future of the number of their tokens."""
@@ -163,72 +163,72 @@ class DiskCache:
         self._writer.shutdown()
         self._usable = False
 
-    # ---- the threads of files
+    # ---- the writer and reader threads
 
     def _load_index(self) -> None:
         try:
-            self._take_up(self._files.index(), ())
+            self._update_index(self._files.index(), ())
             self._following.start()
-        except Exception as error:  # noqa: BLE001 - the server works without it
-            self._give_up(error)
+        except Exception as error:  # noqa: BLE001 - the server works without the disk tier
+            self._turn_off(error)
         self._wake()
 
-    def _take_up(self, entries: Iterable[CacheEntry], names_gone: Iterable[str]) -> None:
-        """Update the index with entries that exist now and names that are gone; equal states of several processes count
-        once.
-        """
-        now, gone = self._clock(), set(names_gone)
-        for entry in [entry for entry in self.index if entry.name in gone]:
+    def _update_index(self, entries: Iterable[CacheEntry], removed_names: Iterable[str]) -> None:
+        """Add new `entries` to the index, except states that it has already, and drop entries of removed files."""
+        now, removed = self._clock(), set(removed_names)
+        for entry in [entry for entry in self.index if entry.name in removed]:
             self.index.remove(entry)
         for entry in sorted(entries, key=lambda e: e.last_used):
             if self.shared and self.index.holds(entry):
                 continue
             entry.last_used += now
             entry.floor = 0 if self._can_cut else len(entry.tokens)
-            self._keep(entry, now)
+            self._add(entry, now)
 
-    def _keep(self, entry: CacheEntry, now: float) -> None:
+    def _add(self, entry: CacheEntry, now: float) -> None:
         """Add `entry` to the index and delete the files it replaces."""
-        self._gone += self.index.put(entry, now)
-        self._sweep()
+        self._to_delete += self.index.put(entry, now)
+        self._delete_files()
 
     def _follow(self) -> None:
         """Check for files of other processes until closed. Runs in its own thread and waits for the writer thread."""
         while not self._closing.wait(self._files.follow_s):
-            self._writer.submit(self._look).result()
+            self._writer.submit(self._check_others).result()
 
-    def _look(self) -> None:
+    def _check_others(self) -> None:
         try:
             if self._usable:
-                entries, names_gone = self._files.others()
+                entries, removed_names = self._files.others()
                 # Two processes that each replaced the other's equal state would lose both.
-                self._take_up([each for each in entries if not self.index.holds(each)], names_gone)
+                self._update_index([each for each in entries if not self.index.holds(each)], removed_names)
         except LlamapoolError as error:  # the next check may succeed
-            log.warning("what others keep on disk is not known: %s", error)
+            log.warning("the states of other processes on disk are unknown: %s", error)
         except Exception as error:  # noqa: BLE001 - as above
-            self._give_up(error)
+            self._turn_off(error)
 
     def _drop_all(self, unwritten: Iterable[CacheEntry]) -> int:
         n_unwritten = sum(len(state.tokens) for state in unwritten if not self.index.holds(state))
         dropped = self.index.remove_all()
-        self._gone += dropped
-        self._sweep()
+        self._to_delete += dropped
+        self._delete_files()
         return n_unwritten + sum(len(entry.tokens) for entry in dropped)
 
     def _write(self, state: CacheEntry) -> None:
         try:
             now = self._clock()
-            waits = state in self._writing and now < self._close_by  # `drop_all` drops what waits
-            is_new = self._usable and waits and not self.index.holds(state)
+            is_pending = state in self._writing and now < self._close_by  # `drop_all` clears `_writing`
+            is_new = self._usable and is_pending and not self.index.holds(state)
             if is_new and self.index.make_room(state.size + _DESCRIPTION_BYTES, now):
-                self._sweep()
+                self._delete_files()
                 name = f"{secrets.token_hex(8)}.state"
                 n_bytes = self._files.write(name, state, {entry.name for entry in self.index})
-                self._keep(state.in_file(name, n_bytes), now)
+                self._add(state.in_file(name, n_bytes), now)
         except CONTAINED as error:
-            log.warning("a prompt state could not be written to disk; look at the room in cache_disk_path: %r", error)
+            log.warning(
+                "a prompt state could not be written to disk; check the free space of cache_disk_path: %r", error
+            )
         except Exception as error:  # noqa: BLE001 - as above
-            self._give_up(error)
+            self._turn_off(error)
         finally:
             with self._lock:
                 self._writing = [other for other in self._writing if other is not state]
@@ -242,14 +242,14 @@ class DiskCache:
                 self._files.used(entry.name)
                 found.last_used, found.floor = entry.last_used, entry.floor
                 return found
-            fault = "it has other tokens than when it was found"
+            fault = "its tokens differ from those in the index"
         except LlamapoolError as error:
             fault = str(error)
         except MemoryError:  # the file is intact
             log.warning("%s: there is no memory for its %d bytes", entry.name, entry.size)
             return None
         except Exception as error:  # noqa: BLE001 - as above
-            self._give_up(error)
+            self._turn_off(error)
             return None
         finally:
             with self._lock:
@@ -260,15 +260,16 @@ class DiskCache:
             self.drop(entry)
         return None
 
-    def _sweep(self) -> None:
-        """Remove the files of entries that are no longer indexed, while nobody waits for the index."""
-        while self._gone:
-            self._files.remove(self._gone.pop().name)
+    def _delete_files(self) -> None:
+        """Delete the files of entries that were dropped from the index, in the writer thread."""
+        while self._to_delete:
+            self._files.remove(self._to_delete.pop().name)
 
-    def _give_up(self, error: Exception) -> None:
+    def _turn_off(self, error: Exception) -> None:
+        """Log `error` and use the disk no more."""
         expected = isinstance(error, LlamapoolError)
         log.error(
-            "prompt states are no longer kept on disk; mend cache_disk_path and load the model again: %s",
+            "prompt states are no longer kept on disk; fix cache_disk_path and load the model again: %s",
             error,
             exc_info=None if expected else error,
         )
@@ -279,6 +280,6 @@ class DiskCache:
 
 
 def wait_s(waiting: Iterable[Sequence], now: float) -> float | None:
-    """Return the seconds until a waiting sequence gives up its read; None if none waits."""
+    """Return the seconds until the first waiting sequence gives up its read; None if none waits for one."""
     reading = [s.fetch for s in waiting if s.fetch is not None and s.fetch.future is not None and s.fetch.pending(now)]
     return min((fetch.wait_until - now for fetch in reading), default=None)

@@ -1,19 +1,24 @@
-"""What happens when memory for KV states runs short. Pure; `Cells.free_cells` (kv_store.py) carries it out.
+"""What happens when memory for KV states runs short. No native calls; `Cells.free_cells` (kv_store.py) executes it.
 
 | what is short | what happens | decided by |
 |---|---|---|
 | cells for a prompt (unified KV) | the request waits; others may bypass it | `KvBudget.fits`, `allows_bypass` |
-| cells for a batch | the idle slot with the lowest keep value is evicted | `KvBudget.victim` |
-| cells for a batch, no idle slot has any | the least urgent sequence is preempted until one ends | `KvBudget.victim` |
-| cells for a batch of the only sequence | it retries with half of the batch | `KvBudget.victim` |
-| the same, and the batch cannot be split | the reply ends; without output, `ContextExceeded` | `KvBudget.victim` |
+| cells or a slot for a live prompt | a sequence of a batch is preempted | `Scheduler.background_victim` |
+| cells for a state to load | the idle slot with the lowest keep value is evicted | `Cells._load_entry_evicting` |
+| cells for a decode with draft tokens | the next steps have no drafts | `Speculation.pause` |
+| cells for a decode, idle slots have some | the one with the lowest keep value is evicted | `KvBudget.victim` |
+| cells for a decode, idle slots have none | the least urgent sequence is preempted | `KvBudget.victim` |
+| cells for a decode of one sequence | it retries with half of the batch | `KvBudget.victim` |
+| cells for a decode of one token | the reply ends; without output, `ContextExceeded` | `KvBudget.victim` |
 | RAM for an evicted slot | states of lowest keep value per byte go to disk or are dropped | `CacheTier.make_room` |
-| RAM for a preempted sequence | such states are evicted; if too few, it is recomputed | `CacheTier.reserve` |
-| RAM for a checkpoint | such states are evicted, then checkpoints of idle slots | `Cells._room_for_checkpoint` |
+| RAM for a preempted sequence | such states, too; if they are too few, it is recomputed | `CacheTier.reserve` |
+| RAM for a checkpoint | such states, too, then idle slots' checkpoints | `Cells._make_room_for_checkpoint` |
 
-`CacheTier` is in prefix_cache.py. A slot is offloaded to RAM only if that gains more time than it takes, and stalls
-nobody (`Cells.offload`).
-Separate KV has cells for every slot, so only the RAM rows apply to it. Models are unloaded by `server.pool.policy`.
+A preempted sequence may resume after any sequence has ended. The most urgent priority is the smallest number.
+
+`CacheTier` is in prefix_cache.py. A slot is offloaded to RAM only if that gains more time than it takes, and stalls no
+other sequence (`Cells.offload`). Separate KV has cells for every slot, so only the RAM rows apply to it. Models are
+unloaded by `server.pool.policy`.
 """
 
 from math import inf
@@ -30,11 +35,11 @@ class KvBudget:
         self._slots = slots
         self._info = info
         self._victims: list[Sequence] = []  # preempted since the last sequence ended
-        self._lost = 0  # cells that count as free although a decode did not find them, until a sequence ends
+        self._n_lost = 0  # cells that count as free but that a decode did not find; 0 after a sequence has ended
         self._needed: dict[Sequence, int] = {}  # cells for each sequence that was checked since the last change
         self.max_batch = info.n_batch  # tokens of the next batch
-        self.changes = 0  # counts changes of slot holders
-        self.free = inf  # free cells; infinite with separate KV and while no slot is held
+        self.changes = 0  # number of changes of slot holders
+        self.free = inf  # free cells; infinite with separate KV and while all slots are idle
 
     def measure(self) -> None:
         """Update the number of free cells. Call it before checking requests."""
@@ -42,7 +47,7 @@ class KvBudget:
         if not active:
             self._victims = []
         if self._info.unified:
-            self.free = self._info.n_cells - self._lost - sum(map(_cells, active)) if active else inf
+            self.free = self._info.n_cells - self._n_lost - sum(map(_n_cells, active)) if active else inf
 
     def fits(self, sequence: Sequence, n_in_cells: int) -> bool:
         """Return whether enough cells are free for `sequence`, whose first `n_in_cells` tokens are in cells already."""
@@ -51,12 +56,12 @@ class KvBudget:
         return n_needed <= self.free
 
     def surely_lacks_cells(self, sequence: Sequence) -> bool:
-        """Return whether it is known without a prefix search that `sequence` does not fit."""
+        """Return whether `sequence` is known not to fit, without a prefix search."""
         return sequence in self._victims or self._needed.get(sequence, 0) > self.free
 
     def may_fit_without(self, sequence: Sequence, others: list[Sequence]) -> bool:
         """Return whether `others` hold the cells that `sequence` is known to lack."""
-        return self._needed.get(sequence, 0) - self.free <= sum(map(_cells, others))
+        return self._needed.get(sequence, 0) - self.free <= sum(map(_n_cells, others))
 
     def allows_bypass(self, blocked: list[Sequence]) -> bool:
         """Return whether a request may bypass those that are `blocked`, because they do not fit: cells for more than a
@@ -65,9 +70,10 @@ class KvBudget:
         return not blocked or (self.free > REPLY_CELLS and all(one.n_bypasses < MAX_BYPASSES for one in blocked))
 
     def victim(self, n_tokens: int, *, can_split: bool) -> Slot | Sequence | None:
-        """Return what gives up its cells after a batch of `n_tokens` found none: an idle slot to evict; the sequence to
-        preempt, which is the least urgent one, among equals the newest; or the only sequence, which ends. None: the
-        only sequence retries with half of the batch.
+        """Return what gives up its cells after a batch of `n_tokens` found none.
+
+        An idle slot to evict; otherwise the sequence to preempt: the least urgent, among equals the newest. An only
+        sequence is returned to end if its batch cannot be split. None: it retries with half of the batch.
         """
         if cached := [slot for slot in self._slots if slot.idle and slot.tokens]:
             return first_to_evict(cached)
@@ -80,7 +86,7 @@ class KvBudget:
         victim = max(active, key=lambda s: (s.request.priority, s.arrival))
         self._victims.append(victim)
         n_held = sum(s.n_computed - s.held.n_shared for s in active)
-        self._lost = max(self._lost, self._info.n_cells - n_held - n_tokens)
+        self._n_lost = max(self._n_lost, self._info.n_cells - n_held - n_tokens)
         return victim
 
     def changed(self) -> None:
@@ -89,15 +95,15 @@ class KvBudget:
         self._needed.clear()
 
     def decoded(self) -> None:
-        """Record that a batch found cells: the next one may be full."""
+        """Record that a batch found cells: the next one may have the full size."""
         self.max_batch = self._info.n_batch
 
     def ended(self) -> None:
-        """Record that a sequence ended and gave up its slot: preempted ones may return."""
-        self._victims, self._lost = [], 0
+        """Record that a sequence ended and released its slot: preempted ones may resume."""
+        self._victims, self._n_lost = [], 0
 
 
-def _cells(sequence: Sequence) -> int:
+def _n_cells(sequence: Sequence) -> int:
     """Return the cells that `sequence` holds or will need, without those it shares."""
     slot = sequence.held
     return max(len(sequence.target), len(slot.tokens)) - slot.n_shared + REPLY_CELLS

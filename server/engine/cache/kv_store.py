@@ -1,5 +1,5 @@
-"""The only code that changes KV cells other than by decoding: keeps ``slot.tokens`` equal to them, and moves states
-between cells, RAM and disk. Used by the step thread. `MoveBudget` decides whether a state is moved.
+"""The only code that changes KV cells other than by decoding. It keeps ``slot.tokens`` equal to the cells, and moves
+states between cells, RAM and disk. Used by the step thread. `MoveBudget` decides whether a state is moved.
 """
 
 import logging
@@ -31,8 +31,8 @@ from server.engine.sequence import Sequence, Slot, first_to_evict, log_fields
 from server.engine.stats import EngineStats
 from server.errors import CONTAINED, InternalError, InvalidRequest
 
-UNKNOWN_S = 2.0  # longest wait for a read from disk before the prefill rate is known
-READ_AHEAD = 2  # states read or held for an instance's queue: one is loaded while the next is read
+UNKNOWN_S = 2.0  # longest wait for a read from disk while the prefill rate is unknown
+READ_AHEAD = 2  # states read ahead for an instance's queue: one is loaded while the next is read
 log = logging.getLogger(__name__)
 
 
@@ -47,7 +47,7 @@ class Cells:
         self._scheduler = scheduler
         self._clock = clock
         self._can_cut = runner.info.can_cut
-        self._checkpoint_s = 0.0  # duration of the last checkpoint, with the decode that a device completes first
+        self._checkpoint_s = 0.0  # seconds of the last checkpoint, including the wait for a deferred decode
         self._moves = scheduler.move_budget
 
     # ---- between cells, RAM and disk
@@ -58,7 +58,7 @@ class Cells:
 
     def offload(self, slot: Slot, n_lost: int, now: float, then_s: float = 0.0) -> None:
         """Save an idle slot that is about to lose `n_lost` tokens, if that pays (`MoveBudget.admits`). Tokens that
-        another slot or RAM holds, too, and tokens that nobody can reuse, are not lost.
+        another slot or RAM also holds, and tokens that no request can reuse, do not count.
 
         `then_s`: seconds of the moves that follow in the same step.
         """
@@ -66,12 +66,12 @@ class Cells:
         if n_lost < MIN_TOKENS or not _is_reusable(slot):
             return
         elsewhere = (*self._others(slot), *ram)
-        n_lost -= len(slot.tokens) - n  # those that are not exact
+        n_lost -= len(slot.tokens) - n  # tokens that are not exact
         n_lost = min(n_lost, n - longest_match(elsewhere, slot.tokens, slot.adapter_set, 0, n)[1])
         if n_lost < MIN_TOKENS:
             return
         self._stats.n_slot_evictions += 1
-        if (not ram.offloads and disk is None) or not (n_bytes := self._size(slot)):
+        if (not ram.offloads and disk is None) or not (n_bytes := self._state_size(slot)):
             return
         if not self._moves.admits(n_bytes, n_lost):
             return
@@ -89,19 +89,19 @@ class Cells:
         if to_ram:
             ram.remove_shorter(slot, now)
             ram.make_room(size, now)
-        if (entry := self._entry_of(slot)) is not None:
+        if (entry := self._try_copy_state(slot)) is not None:
             ram.put(entry, now)  # spills it to disk if it does not fit
             if to_ram and disk is not None and disk.shared:
                 disk.put(entry)
 
     def pin(self, slot: Slot, until: float, now: float) -> None:
-        """Keep a copy of the state of `slot` in RAM until `until`. Raises `InvalidRequest` if there is no room, or
-        nobody could reuse it.
+        """Keep a copy of the state of `slot` in RAM until `until`. Raises `InvalidRequest` if there is no room, or no
+        request could reuse it.
         """
         ram = self._scheduler.ram
         if not slot.n_exact or (not ram.offloads and self._scheduler.params.cache_ram):
             raise InvalidRequest("the prefix was not pinned: the cache was reset meanwhile; pin it again")
-        entry = self._entry_of(slot) if _is_reusable(slot) else None
+        entry = self._try_copy_state(slot) if _is_reusable(slot) else None
         if entry is None or not ram.pin(entry, until, now):
             raise InvalidRequest(
                 f"the prefix of {len(slot.tokens)} tokens was not pinned: pinned prefixes may take half of cache_ram; "
@@ -109,7 +109,7 @@ class Cells:
             )
 
     def free_cells(self, runs: list[TokenRun], now: float) -> Sequence | None:
-        """Free cells after a decode of `runs` found none (`KvBudget.victim`). Return the sequence that has to end,
+        """Free cells after a decode of `runs` found none (`KvBudget.victim`). Return the sequence that must end,
         because it is the only one and its batch cannot be smaller.
         """
         n_tokens = sum(len(run.tokens) for run in runs)
@@ -130,9 +130,9 @@ class Cells:
         slot, ram = sequence.held, self._scheduler.ram
         self._stats.n_preempted += 1
         self._scheduler.requeue(sequence, now)
-        n_bytes = 0 if slot.ends_inside else self._size(slot)
+        n_bytes = 0 if slot.ends_inside else self._state_size(slot)
         has_room = n_bytes and not self._moves.move_stalls(n_bytes) and ram.make_room(n_bytes, now)
-        entry = self._entry_of(slot) if has_room else None
+        entry = self._try_copy_state(slot) if has_room else None
         self.clear(slot)  # first, so that checkpoints count once
         if entry is not None and ram.reserve(entry, now):
             sequence.offloaded = entry
@@ -141,7 +141,7 @@ class Cells:
             log.info("slot %d: no room or time to keep the state of a preempted request", slot.id, extra=about)
 
     def save(self, slot: Slot) -> CacheEntry:
-        """Return the state of `slot`, without an incomplete medium; an empty one if the cache was reset meanwhile."""
+        """Return the state of `slot` without its incomplete medium; an empty state if the cache was reset meanwhile."""
         if not slot.n_exact or (slot.ends_inside and not self.truncate(slot, len(slot.tokens))):
             self.clear(slot)
         return self._copy_state(slot)
@@ -160,7 +160,7 @@ class Cells:
         )
 
     def _load(self, slot: Slot, state: bytes, n: int, media: Spans) -> bool:
-        """Load `state`, of `n` tokens, into the empty `slot`. Return False, with the slot empty, if there is no room or
+        """Load a `state` of `n` tokens into the empty `slot`. Return False, with the slot empty, if there is no room or
         the library fails.
         """
         started = self._clock()
@@ -180,7 +180,7 @@ class Cells:
         if n:
             self._moves.observe_move(n, len(state), seconds)
 
-    def _entry_of(self, slot: Slot) -> CacheEntry | None:
+    def _try_copy_state(self, slot: Slot) -> CacheEntry | None:
         """Return the state of `slot`; None if the library fails or there is no memory."""
         try:
             return self._copy_state(slot)
@@ -188,7 +188,7 @@ class Cells:
             log.warning("slot %d: its state could not be kept: %s", slot.id, str(error) or repr(error))
             return None
 
-    def _size(self, slot: Slot) -> int:
+    def _state_size(self, slot: Slot) -> int:
         """Return the size in bytes of the state of `slot` without copying it; 0 if unknown."""
         try:
             return self._runner.seq_size(slot.id)
@@ -197,8 +197,8 @@ class Cells:
             return 0
 
     def drop_cached(self, sequence: Sequence) -> None:
-        """Drop the RAM and disk entries that share a prefix with `sequence`: they may be the cause of its fault. Only
-        their own sequences continue from those of preempted ones, and others do not reuse their cells.
+        """Drop the RAM and disk entries that share a prefix with `sequence`, because they may have caused its fault.
+        A reserved state of a preempted sequence stays, but only that sequence reuses it.
         """
         tokens, adapter_set, ram, disk = sequence.content, sequence.adapter_set, self._scheduler.ram, self.disk
         for entry in (*ram, *(() if disk is None else disk.index)):
@@ -212,10 +212,11 @@ class Cells:
                 ram.remove(entry)
 
     def start_reading(self) -> None:
-        """Start disk reads for the first waiting sequences, except those whose `id_slot` is busy. A sequence waits for
-        no longer than recomputing would take.
+        """Start disk reads for the first waiting sequences, except those whose `id_slot` is busy. A sequence waits no
+        longer than recomputing would take.
 
-        At most `READ_AHEAD` states are read or held, besides those that more urgent sequences have overtaken.
+        Reads for the first `READ_AHEAD` states in the queue are started. Reads of sequences that were overtaken since
+        continue.
         """
         disk, scheduler, now = self.disk, self._scheduler, self._clock()
         if disk is None:
@@ -233,8 +234,8 @@ class Cells:
                     fetch.wait_until = now + (self._moves.compute_s(fetch.n) or UNKNOWN_S)
 
     def write_for_others(self) -> bool:
-        """Write an idle slot for other processes if nothing runs or waits and it is fast enough. Return whether one was
-        written.
+        """Write an idle slot to a disk that is shared with other processes, if no request runs or waits and the move is
+        fast enough. Return whether a slot was written.
         """
         disk, scheduler = self.disk, self._scheduler
         if disk is None or not disk.shared or scheduler.n_active or scheduler.waiting:
@@ -242,11 +243,11 @@ class Cells:
         for slot in scheduler.slots:
             if slot.written_for_others is slot.last or not _is_reusable(slot) or not disk.wants(slot):
                 continue
-            n_bytes = self._size(slot)
+            n_bytes = self._state_size(slot)
             is_fast = n_bytes and self._moves.move_s(n_bytes) <= self._moves.prompt_step_s
             if is_fast and disk.takes(size_of(n_bytes, len(slot.tokens), slot.checkpoints)):
                 slot.written_for_others = slot.last
-                if (entry := self._entry_of(slot)) is not None:
+                if (entry := self._try_copy_state(slot)) is not None:
                     disk.put(entry)
                 return True
         return False
@@ -263,9 +264,11 @@ class Cells:
         slots = [slot for slot in self._scheduler.slots if _is_reusable(slot) and not ram.holds(slot)]
         wanted: list[CacheEntry | Slot] = [one for one in (*ram, *slots) if self.disk.wants(one)]
         for one in sorted(wanted, key=lambda one: one.keep_value(now), reverse=True):
-            size = size_of(self._size(one), len(one.tokens), one.checkpoints) if isinstance(one, Slot) else one.size
+            size = (
+                size_of(self._state_size(one), len(one.tokens), one.checkpoints) if isinstance(one, Slot) else one.size
+            )
             if self.disk.wait_for_room(size):
-                entry = self._entry_of(one) if isinstance(one, Slot) else one
+                entry = self._try_copy_state(one) if isinstance(one, Slot) else one
                 if entry is not None:
                     self.disk.put(entry)
 
@@ -286,13 +289,12 @@ class Cells:
                 self.clear(slot)
 
     def drop_all(self) -> int:
-        """Let no later request reuse what slots hold, and clear the idle ones. Return the number of tokens."""
+        """Clear idle slots, and exclude the contents of the others from reuse. Return the number of their tokens."""
         slots, waiting = self._scheduler.slots, list(self._scheduler.waiting)
         n_tokens = sum(len(slot.tokens) for slot in slots if slot.n_exact)
         self.clear_idle(lambda _: True)
         for sequence in waiting:
-            sequence.fetch = None  # it may have been read already
-        self._scheduler.placer.awaited.clear()
+            sequence.fetch = sequence.awaited = None  # it may have been read already
         offloaded = [entry for sequence in waiting if (entry := sequence.offloaded) is not None]
         for one in (*(slot for slot in slots if slot.tokens), *offloaded):  # their sequences continue with them
             one.n_exact, one.checkpoints = 0, {}
@@ -310,10 +312,10 @@ class Cells:
         n = whole(slot.media, n)
         if not self._runner.seq_remove(slot.id, position(slot.media, n)):
             return False
-        self._ends_at(slot, n)
+        self._record_truncation(slot, n)
         return True
 
-    def _ends_at(self, slot: Slot, n: int) -> None:
+    def _record_truncation(self, slot: Slot, n: int) -> None:
         """Update `slot` after everything but its first `n` tokens was removed."""
         self._unshare(slot, n)
         del slot.tokens[n:]
@@ -321,10 +323,10 @@ class Cells:
         if n <= slot.n_exact:
             slot.n_exact = NEVER
         slot.checkpoints = up_to(slot.checkpoints, n)
-        self._look(slot)
+        self._update_floor(slot)
 
-    def _cut(self, slot: Slot, n: int) -> None:
-        """Keep the first `n` tokens, by a checkpoint if necessary; otherwise nothing."""
+    def _truncate_or_rewind(self, slot: Slot, n: int) -> None:
+        """Keep the first `n` tokens, by a checkpoint if necessary. If that is impossible, clear the slot."""
         if len(slot.tokens) <= n or self.truncate(slot, n):
             return
         checkpoint = slot.checkpoints.get(n)
@@ -334,40 +336,40 @@ class Cells:
         self._stats.n_checkpoint_hits += 1
 
     def _rewind(self, slot: Slot, n: int, checkpoint: bytes) -> bool:
-        """Restore the `checkpoint` after `n` tokens. Return False if the cells are empty now, which ``slot`` does not
-        say yet.
+        """Restore the `checkpoint` after `n` tokens. Return False if the cells are empty now; `slot` is unchanged then
+        and must be cleared.
         """
         if not self._runner.seq_rewind(slot.id, checkpoint, last_position(slot.media, n) + 1):
             return False
-        self._ends_at(slot, n)
+        self._record_truncation(slot, n)
         return True
 
     def prepare_rollback(self, runs: list[TokenRun]) -> None:
-        """Make it possible to roll back the draft tokens of `runs`, which are about to be decoded.
+        """Create checkpoints for `runs`, which are decoded next, if their draft tokens need them to be rolled back.
 
         A micro-batch replaces no cell in the window of its first token (llama-kv-cache.cpp, find_slot). So a sliding
-        window can be truncated after a decode in one piece. Several sequences with separate KV are decoded in
-        pieces.
+        window can be truncated after a decode in one micro-batch. Several sequences with separate KV are decoded in
+        several.
         """
         if self._can_cut:
             return
-        in_one = self._runner.info.unified or len(runs) == 1
+        in_one_ubatch = self._runner.info.unified or len(runs) == 1
         for run in runs:
             slot = run.sequence.held
             n_draft = len(run.draft_tokens)
-            if n_draft <= self._runner.info.n_rollback or (in_one and slot.floor < len(slot.tokens)):
+            if n_draft <= self._runner.info.n_rollback or (in_one_ubatch and slot.floor < len(slot.tokens)):
                 continue
             try:
                 run.undo = len(slot.tokens), self._runner.seq_checkpoint(slot.id)
             except CONTAINED as error:
-                log.warning("slot %d: draft tokens are skipped, they could not be rolled back: %r", slot.id, error)
+                log.warning("slot %d: draft tokens are skipped, because no checkpoint was made: %r", slot.id, error)
                 run.tokens, run.n_outputs = run.tokens[:-n_draft], 1
 
     def roll_back(self, run: TokenRun, n: int, now: float) -> None:
         """Roll back the last `n` tokens of `run`, which were rejected drafts.
 
-        If the memory cannot be truncated, accepted tokens that are lost with them are decoded again with the next
-        token.
+        If the memory cannot be truncated, a rollback also removes accepted tokens. They are decoded again together with
+        the next token.
         """
         sequence = run.sequence
         slot = sequence.held
@@ -383,8 +385,8 @@ class Cells:
         self._scheduler.requeue(sequence, now)
         self.clear(slot)
 
-    def _look(self, slot: Slot) -> None:
-        """Update how far `slot` can be truncated, after its cells changed."""
+    def _update_floor(self, slot: Slot) -> None:
+        """Update ``floor`` after the cells of `slot` have changed."""
         if not self._can_cut:
             slot.floor = n_up_to(slot.media, self._runner.seq_floor(slot.id))
 
@@ -393,14 +395,14 @@ class Cells:
             return
         for run in runs:
             slot = run.sequence.held
-            self._look(slot)
+            self._update_floor(slot)
             if len(slot.tokens) in run.sequence.checkpoint_positions:
                 self._checkpoint(slot)
 
     def _checkpoint(self, slot: Slot) -> None:
-        """Create a checkpoint of what `slot` holds now, if there is time and memory."""
-        n, most = len(slot.tokens), self._scheduler.params.ctx_checkpoints
-        if self._can_cut or not most or n > slot.n_exact:
+        """Create a checkpoint of `slot`, if there is time and memory."""
+        n, max_count = len(slot.tokens), self._scheduler.params.ctx_checkpoints
+        if self._can_cut or not max_count or n > slot.n_exact:
             return
         if any(abs(n - place) < MIN_TOKENS for place in slot.checkpoints):
             return
@@ -410,7 +412,7 @@ class Cells:
         try:
             n_bytes = self._runner.seq_size(slot.id, partial=True)
             stalls = not self._checkpoint_s and self._moves.move_stalls(n_bytes)
-            if stalls or not self._room_for_checkpoint(slot, n_bytes, started):
+            if stalls or not self._make_room_for_checkpoint(slot, n_bytes, started):
                 return
             state = self._runner.seq_checkpoint(slot.id)
         except CONTAINED as error:
@@ -419,10 +421,10 @@ class Cells:
         self._checkpoint_s = self._clock() - started
         self._moves.spent_s += self._checkpoint_s
         self._stats.n_checkpoints += 1
-        its_part = self._scheduler.ram.limit // self._runner.info.n_seq
-        slot.checkpoints = added(slot.checkpoints, n, state, most, its_part)
+        max_bytes = self._scheduler.ram.limit // self._runner.info.n_seq
+        slot.checkpoints = added(slot.checkpoints, n, state, max_count, max_bytes)
 
-    def _room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
+    def _make_room_for_checkpoint(self, slot: Slot, n_bytes: int, now: float) -> bool:
         """Make room in RAM for a checkpoint of `slot`; idle slots lose theirs first, lowest keep value first."""
         ram = self._scheduler.ram
         while not ram.make_room(n_bytes, now):
@@ -434,58 +436,58 @@ class Cells:
         return True
 
     def prepare(self, placement: Placement, now: float) -> None:
-        """Bring the slot's cells to the placement's prefix; to a shorter one if the model cannot share it, to nothing
-        on failure.
+        """Put the prefix of `placement` into the cells of its slot: a shorter one if the memory cannot be truncated
+        there, and none after an error.
         """
         slot, source = placement.slot, placement.source
         n_lost = len(slot.tokens) - (placement.n_cached if source is slot else 0)
         load_s = self._moves.move_s(len(source.state)) if isinstance(source, CacheEntry) else 0.0
         self.offload(slot, n_lost, now, load_s)
         try:
-            self._bring(placement, now)
+            self._fill_slot(placement, now)
         except CONTAINED as error:
             about = log_fields(placement.sequence.request)
             log.warning("slot %d: its prompt is recomputed: %r", slot.id, error, extra=about)
             self.clear(slot)
 
-    def _bring(self, placement: Placement, now: float) -> None:
+    def _fill_slot(self, placement: Placement, now: float) -> None:
         slot, source, sequence = placement.slot, placement.source, placement.sequence
         if source is not slot:
             self.clear(slot)
         if isinstance(source, CacheEntry):
-            self._bring_entry(slot, source, sequence, now)
+            self._load_entry(slot, source, sequence, now)
         elif source is not None and source is not slot:
             self._copy(source, slot)
         if placement.shifted:
-            self._join(slot, [range(placement.n_reuse), *placement.shifted], now)
+            self._keep_runs(slot, [range(placement.n_reuse), *placement.shifted], now)
             return
-        self._cut(slot, placement.n_reuse)
+        self._truncate_or_rewind(slot, placement.n_reuse)
         if isinstance(source, Slot) and len(slot.tokens) >= MIN_PROMPT:
-            self._checkpoint(slot)  # a turn ended here, and a later request may resume from it
+            self._checkpoint(slot)  # a turn ended here, and a later request may continue from it
 
-    def _bring_entry(self, slot: Slot, entry: CacheEntry, sequence: Sequence, now: float) -> None:
-        """Load `entry`. It leaves RAM if it is the state of `sequence`, which resumes."""
+    def _load_entry(self, slot: Slot, entry: CacheEntry, sequence: Sequence, now: float) -> None:
+        """Load `entry`. Remove it from RAM if it is the reserved state of `sequence`, which resumes."""
         ram, resumes = self._scheduler.ram, entry is sequence.offloaded
         if resumes:
             sequence.offloaded = None
             ram.remove(entry)
-        if (resumes and self._moves.move_stalls(len(entry.state))) or not self._put(slot, entry, now):
+        if (resumes and self._moves.move_stalls(len(entry.state))) or not self._load_entry_evicting(slot, entry, now):
             what, about = "slot %d: no room or time for a cached state of %d tokens", log_fields(sequence.request)
             log.info(what, slot.id, len(entry.tokens), extra=about)
-        elif entry in ram:  # otherwise it came from disk
+        elif entry in ram:  # otherwise it was read from disk
             ram.touch(entry, now)
 
-    def _join(self, slot: Slot, runs: Seq[range], now: float) -> bool:
-        """Keep only these runs of cells: the first, from the start, and the others, shifted to follow it. Return False
+    def _keep_runs(self, slot: Slot, runs: Seq[range], now: float) -> bool:
+        """Keep only these `runs` of cells: the first starts at 0, and the others are shifted to follow it. Return False
         if `slot` is empty now.
         """
         n = runs[0].stop
-        if not self._own(slot, runs[1].start, now):
+        if not self._unshare_from(slot, runs[1].start, now):
             return False
         joined, media, shift = slot.tokens[:n], slot.media, 0
         for run in runs[1:]:
             start, target = run.start - shift, len(joined)
-            if start > target:  # otherwise it is in place after earlier shifts
+            if start > target:  # otherwise earlier shifts have put it in place
                 self._runner.seq_drop(slot.id, target, start)
                 media = dropped(media, target, start)
             joined += slot.tokens[run.start : run.stop]
@@ -499,14 +501,14 @@ class Cells:
         return True
 
     def _copy(self, source: Slot, target: Slot) -> None:
-        """Copy what `source` holds to the empty `target`. A separate stream is copied whole, so its state is moved
-        instead if that is faster. Not if copies already wait for the next decode, and not with MTP heads, whose
-        state only a copy preserves.
+        """Copy the contents of `source` to the empty `target`. A separate stream is copied whole, so its state is moved
+        instead if that is faster. A copy is necessary if other copies wait for the next decode, and with MTP heads,
+        whose state only a copy preserves.
         """
         runner, moves = self._runner, self._moves
-        state, quicker = None, moves.round_trip_s(len(source.tokens)) < moves.copy_s
-        if quicker and not (runner.info.unified or moves.n_copies or runner.heads is not None):
-            state = self._entry_of(source)
+        state, move_is_faster = None, moves.round_trip_s(len(source.tokens)) < moves.copy_s
+        if move_is_faster and not (runner.info.unified or moves.n_copies or runner.heads is not None):
+            state = self._try_copy_state(source)
         if state is None or not self._load(target, state.state, len(source.tokens), source.media):
             runner.seq_copy(source.id, target.id)
             if not runner.info.unified:
@@ -517,23 +519,23 @@ class Cells:
             target.n_shared, target.shares_with = len(target.tokens), source
 
     def relocate(self, source: Slot, target: Slot, now: float) -> None:
-        """Relocate the sequence in `source` to the idle slot `target`, whose contents are evicted. It stays if the
-        library fails or there is no memory.
+        """Relocate the sequence in `source` to the idle slot `target`, whose contents are evicted. If the library fails
+        or there is no memory, it stays in `source`.
         """
-        self.evict(target, now, self._moves.take_s(len(source.tokens)))
+        self.evict(target, now, self._moves.transfer_s(len(source.tokens)))
         try:
             self._copy(source, target)
         except CONTAINED as error:
-            log.warning("slot %d: its sequence could not be brought to slot %d: %r", source.id, target.id, error)
+            log.warning("slot %d: its sequence could not be moved to slot %d: %r", source.id, target.id, error)
             self.clear(target)
-            self._scheduler.placer.has_changed = False  # the next change is reason to try again
+            self._scheduler.placer.slots_changed = False  # try again after the next change
             return
         slots = self._scheduler.slots
         slots[source.id], slots[target.id] = target, source
         source.id, target.id = target.id, source.id
         source.n_requests, target.n_requests = target.n_requests, source.n_requests
         self.clear(target)
-        self._look(source)
+        self._update_floor(source)
 
     def shift(self, sequence: Sequence, keep: int, discard: int, now: float) -> None:
         """Drop `discard` tokens after the first `keep` (context shift); later tokens are shifted and generation
@@ -544,31 +546,33 @@ class Cells:
         sequence.base = tokens[:keep] + tokens[keep + discard :]
         sequence.media = dropped(sequence.media, keep, keep + discard)
         sequence.base_output = len(sequence.output) - len(sequence.pending)
-        if not self._join(slot, [range(keep), range(keep + discard, len(tokens))], now):
+        if not self._keep_runs(slot, [range(keep), range(keep + discard, len(tokens))], now):
             self._scheduler.requeue(sequence, now)
 
-    def _own(self, slot: Slot, start: int, now: float) -> bool:
-        """Give `slot` its own cells from `start` on if others share them, because a shift of shared cells would shift
-        them for all. Return False if it is empty now.
+    def _unshare_from(self, slot: Slot, start: int, now: float) -> bool:
+        """Give `slot` its own cells if others share those from `start` on, because a shift would shift them for all.
+        Return False if `slot` is empty now.
 
-        If nothing that is shifted is shared, the library only changes positions, as in llama-server.
+        A shift of unshared cells only changes positions, as in llama-server.
         """
         if self.n_held_elsewhere(slot) <= start:
             return True
         if self._moves.stalls_others(self._moves.round_trip_s(len(slot.tokens))):
             self.clear(slot)
             return False
-        own = self._entry_of(slot)
+        copy = self._try_copy_state(slot)
         self.clear(slot)
-        return own is not None and self._put(slot, own, now)
+        return copy is not None and self._load_entry_evicting(slot, copy, now)
 
     def n_held_elsewhere(self, slot: Slot) -> int:
         """Return how many of its first tokens another slot holds in the same cells."""
         return max([slot.n_shared, *(o.n_shared for o in self._scheduler.slots if o.shares_with is slot)])
 
     def _unshare(self, slot: Slot, n: int) -> None:
-        """Record that `slot` keeps its first `n` cells only. Its longest copy becomes the heir, with which the other
-        copies share: if slots 1 and 2 share 100 and 80 cells of slot 0 and that is truncated to 50, slot 1 shares 50
+        """Record that `slot` keeps only its first `n` cells. Of the slots that share more of them, the one that shares
+        the most becomes the heir, and the others then share with the heir.
+
+        Example: slots 1 and 2 share 100 and 80 cells of slot 0, which is truncated to 50. Then slot 1 shares 50 cells
         with slot 0, and slot 2 shares 80 with slot 1.
         """
         copies = [other for other in self._scheduler.slots if other.shares_with is slot and other.n_shared > n]
@@ -587,7 +591,7 @@ class Cells:
             heir.n_shared, heir.shares_with = n, slot if n else None
 
     def restore(self, slot: Slot, saved: CacheEntry, now: float) -> None:
-        """Replace the contents of `slot` by a saved state; idle caches make room.
+        """Replace the contents of `slot` by a saved state; idle slots are evicted for it as needed.
 
         Raises `InvalidRequest` if it does not fit or the library rejects it; the slot is empty then.
         """
@@ -598,25 +602,25 @@ class Cells:
         if not n:
             return
         slot.last_used = now
-        if not self._put(slot, saved, now):
+        if not self._load_entry_evicting(slot, saved, now):
             raise InvalidRequest(f"the state of {n} tokens was refused by the library or finds no room")
         slot.adapter_set = saved.adapter_set
 
-    def _put(self, slot: Slot, saved: CacheEntry, now: float) -> bool:
-        """Load `saved` into the empty `slot`; idle caches make room. Return False, with the slot empty, if there is
-        none.
+    def _load_entry_evicting(self, slot: Slot, saved: CacheEntry, now: float) -> bool:
+        """Load `saved` into the empty `slot`; evict idle slots as needed. Return False, with the slot empty, if too few
+        cells are free or the library rejects it.
         """
         info, n = self._runner.info, len(saved.tokens)
         while True:
             others = self._others(slot)
             # without free cells the library is not called, which would log an error
-            is_full = info.unified and info.can_cut and n + _own_cells(others) > info.n_cells
+            is_full = info.unified and info.can_cut and n + _n_cells(others) > info.n_cells
             if not is_full and self._load(slot, saved.state, n, saved.media):
                 self._record_contents(slot, saved)
                 return True
             cached = [s for s in others if s.idle]
             has_room = info.can_cut and n + sum(len(s.tokens) for s in others) <= info.n_cells
-            n_running = _own_cells(s for s in others if not s.idle)
+            n_running = _n_cells(s for s in others if not s.idle)
             if not (info.unified and cached) or has_room or n + n_running > info.n_cells:
                 return False  # nothing to evict, refused for another reason, or it would not help
             self.evict(first_to_evict(cached), now)
@@ -626,7 +630,7 @@ class Cells:
         slot.checkpoints = contents.checkpoints
         if not self._scheduler.ram.make_room(0, slot.last_used):
             slot.checkpoints = {}
-        self._look(slot)
+        self._update_floor(slot)
 
     def _others(self, slot: Slot) -> list[Slot]:
         return [s for s in self._scheduler.slots if s is not slot and s.tokens]
@@ -637,12 +641,12 @@ def _is_reusable(slot: Slot) -> bool:
     return not slot.ends_inside and slot.n_exact >= MIN_TOKENS and is_lasting(slot.adapter_set.scope)
 
 
-def _own_cells(slots: Iterable[Slot]) -> int:
-    """Return the least number of cells that `slots` hold together."""
+def _n_cells(slots: Iterable[Slot]) -> int:
+    """Return the smallest number of cells that `slots` may hold together."""
     return sum(len(slot.tokens) - slot.n_shared for slot in slots)
 
 
-_MARGIN = 4  # cells that a shift leaves free at least, as in llama-server
+_MARGIN = 4  # cells that ``n_keep`` must leave, as in llama-server
 
 
 def shift_sizes(sequence: Sequence, n_ctx: int, *, add_bos: bool) -> tuple[int, int]:

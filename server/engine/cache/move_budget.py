@@ -3,11 +3,11 @@ Pure; times are arguments.
 
 A move stops every sequence of the instance, and the library moves a state in one piece. So two rules decide:
 
-- A state is moved if that is faster than recomputing its tokens: loaded if the load is (`pays`), saved if so many moves
-  are as an expected use needs (`admits`).
-- A move that would stall others for longer than a step (`stalls_others`), judged by earlier ones, is not made.
+- A state is loaded if one move is faster than recomputing its tokens (`pays`), and saved if `MOVES_PER_USE` moves are
+  (`admits`).
+- A move that is predicted to stall others for longer than a step (`stalls_others`) is not made.
 
-Otherwise the tokens are recomputed, a part in each step.
+Otherwise the tokens are recomputed in chunks, one in each step.
 """
 
 import math
@@ -16,44 +16,44 @@ from dataclasses import dataclass, field
 from server.engine.params import PREFILL_ONLY_S
 from server.engine.sequence import Phase, Slot
 
-NEGLIGIBLE_S = 0.002  # quicker moves are always made
+NEGLIGIBLE_S = 0.002  # faster moves are always made
 ASSUMED_RATE = 2e9  # bytes per second before the first measurement: a state is written to fresh memory at 1 to 2 GB/s
 ASSUMED_BYTES = 128 << 10  # KV bytes per token before the first measurement: an 8 B model
 MIN_SAMPLE_TOKENS = 128
-"""Smaller states do not show bytes per token, because a recurrent state has a constant part, nor the bandwidth unless
-that part is large. Smaller prefills count less. A part of the time of both does not depend on their tokens.
+"""Smaller states do not measure bytes per token, because a recurrent state has a constant part, nor the bandwidth
+unless that part is large. Smaller prefills count less, because a part of their time is constant, too.
 """
 MOVES_PER_USE = 3.0
-"""Moves for each expected use of a saved state: its save, its load, and the save of another one that is never used."""
+"""Moves for each expected use of a saved state: its save, its load, and the save of a state that is never used."""
 RETRY_AFTER, FIRST_AFTER = 2048, 16
-"""After so many states that were not saved, a move is expected to take half as long, after twice as many a third; the
-second number counts before the first measurement. Without moves the bandwidth would never be measured, however slow a
-single disturbed move was, or however large all states are.
+"""After so many states that were not saved, a move is predicted to take half as long, after twice as many a third. The
+second number counts before the first measurement. Otherwise, after a single disturbed move, or if all states are large,
+no move would ever be tried and measured again.
 """
 SHARE = 0.1
-"""Share of a step after which no further move starts; a single move may exceed it. In `benchmarks.simulation`, 0.1
-halves the longest inter-token gap compared with 1.0, at equal throughput and time to first token.
+"""Share of a step after which no further move starts; a single move may exceed it. Without this limit, the moves of
+several requests follow each other within one step.
 """
 
 
 @dataclass(eq=False, slots=True)
 class MoveBudget:
-    """What was measured on this machine with this model (0 = not measured yet), and what this step has spent."""
+    """Measurements of this machine with this model (0 = not measured yet), and the time that this step has spent."""
 
     slots: list[Slot] = field(default_factory=list)
-    target_s: float = math.inf  # of a step while sequences decode
-    copy_s: float = 0.0  # of a copy between separate streams, measured at load; 0 = unknown, or copies are free
-    computed: float = 0.0  # prompt tokens per second, besides what a step takes without them
+    target_s: float = math.inf  # target duration of a step while sequences decode
+    copy_s: float = 0.0  # seconds of a copy between separate streams, measured at load; 0 = unknown or free
+    prefill_rate: float = 0.0  # prompt tokens per second, without the time of decode tokens in the same step
     bandwidth: float = 0.0  # bytes per second between cells and RAM
     bytes_per_token: float = 0.0  # of the last state with enough tokens
-    step_s: float = 0.0  # of a step that only decodes, moving average
-    n_unsaved: int = 0  # states that were not admitted, or refused, since the last move
-    spent_s: float = 0.0  # of this step, on copies and moved states
-    n_copies: int = 0  # sequence copies that the next batch carries out
+    step_s: float = 0.0  # seconds of a step that only decodes, moving average
+    n_unsaved: int = 0  # states since the last move that were not saved
+    spent_s: float = 0.0  # seconds that this step has spent on copies and moves
+    n_copies: int = 0  # sequence copies that the next batch executes
 
     @property
     def is_spent(self) -> bool:
-        """Whether this step has spent its share while others wait; the rest waits for the next step."""
+        """Whether this step has spent its share while others wait; further moves wait for the next step."""
         return self.spent_s > self._others_step_s() * SHARE
 
     @property
@@ -97,7 +97,7 @@ class MoveBudget:
         """
         left_s = seconds - self.step_s if decodes else seconds
         weight = min(n_tokens / MIN_SAMPLE_TOKENS, 1.0) * left_s / seconds if seconds > 0 else 0.0
-        self.computed = _mean(self.computed, n_tokens, left_s, weight)
+        self.prefill_rate = _mean(self.prefill_rate, n_tokens, left_s, weight)
 
     def observe_step(self, seconds: float) -> None:
         """Record the duration of a step that only decodes."""
@@ -120,15 +120,15 @@ class MoveBudget:
         """Return the predicted seconds to save and load `n_tokens`."""
         return 2 * self.move_s(int(n_tokens * (self.bytes_per_token or ASSUMED_BYTES)))
 
-    def take_s(self, n_held: int) -> float:
-        """Return the predicted seconds to bring a separate stream of `n_held` tokens to another slot: copied whole, or
-        as a state.
+    def transfer_s(self, n_held: int) -> float:
+        """Return the predicted seconds to transfer a separate stream of `n_held` tokens to another slot, by a copy or
+        by moves of its state.
         """
         return min(self.copy_s, self.round_trip_s(n_held))
 
     def compute_s(self, n_tokens: int) -> float:
         """Return the predicted seconds to prefill `n_tokens`; 0 = unknown."""
-        return n_tokens / self.computed if self.computed else 0.0
+        return n_tokens / self.prefill_rate if self.prefill_rate else 0.0
 
 
 def _mean(rate: float, units: float, seconds: float, weight: float) -> float:

@@ -1,10 +1,10 @@
 """Cached prefixes as values: states of sequences, checkpoints inside them, the search for a prefix, and the RAM tier
 (llama-server's ``--cache-ram``). Pure, except for a lock, because the instances of a model share the RAM tier.
 
-If a model's memory cannot be truncated (recurrent, hybrid, sliding window), a sequence can only be continued from
-its end or from a checkpoint. Checkpoints are created during prefill where another prompt is likely to diverge: at
-the ends of turns, where an earlier prompt diverged, and shortly before the prompt's end, because the next turn often
-renders what follows differently.
+If a model's memory cannot be truncated (recurrent, hybrid, sliding window), a sequence can only continue from its end
+or from a checkpoint. Checkpoints are created during prefill where another prompt is likely to diverge: at the ends of
+turns, where an earlier prompt diverged, and shortly before the prompt's end. There the next turn is often rendered
+differently.
 """
 
 import ctypes
@@ -21,28 +21,30 @@ from server.engine.lora import NEVER, NO_ADAPTERS, AdapterSet, n_valid
 from server.engine.media import Spans, whole
 
 BEFORE_END = 4
-"""Tokens before a prompt's end, as llama-server (server-context.cpp, checkpoint_offsets): an assistant header."""
+"""Distance of the last checkpoint from a prompt's end, which is an assistant header. As in llama-server
+(server-context.cpp, checkpoint_offsets).
+"""
 MIN_TOKENS = 16
 """Shorter prefixes are recomputed; for longer ones `MoveBudget` compares times. A short conversation turn has 20 to 60
-tokens. Also the least gain for which a prefix is copied or waited for, and the least distance of two checkpoints.
+tokens. Also the smallest gain for which a prefix is copied or awaited, and the smallest distance of two checkpoints.
 """
 MIN_PROMPT = 32  # tokens; shorter prompts get no checkpoint
 
 
 Checkpoints = Mapping[int, bytes]
-"""By number of tokens, ascending: what restores the part that cannot be truncated, as it was after these tokens. Never
-changed in place, since entries and slots share it.
+"""By number of tokens, ascending: the bytes that restore the part that cannot be truncated to its state after these
+tokens. Never changed in place, since entries and slots share it.
 """
 
 
-def added(checkpoints: Checkpoints, n_tokens: int, state: bytes, most: int, most_bytes: int) -> Checkpoints:
+def added(checkpoints: Checkpoints, n_tokens: int, state: bytes, max_count: int, max_bytes: int) -> Checkpoints:
     """Return `checkpoints` with a new one. While there are too many, or too many bytes (negative: unlimited), drop the
     one closest after another one.
     """
-    kept = dict(sorted({**checkpoints, n_tokens: state}.items()))
-    while len(kept) > 1 and (len(kept) > most or 0 <= most_bytes < n_bytes_of(kept)):
-        del kept[min((n - before, n) for before, n in pairwise([0, *kept]) if n != n_tokens)[1]]
-    return kept
+    found = dict(sorted({**checkpoints, n_tokens: state}.items()))
+    while len(found) > 1 and (len(found) > max_count or 0 <= max_bytes < n_bytes_of(found)):
+        del found[min((n - before, n) for before, n in pairwise([0, *found]) if n != n_tokens)[1]]
+    return found
 
 
 def n_bytes_of(checkpoints: Checkpoints) -> int:
@@ -65,11 +67,11 @@ def checkpoint_positions(
     n = len(prompt)
     if n < MIN_PROMPT:
         return ()
-    wanted = set(turn_ends)
-    ends = [i for i in range(1, n) if prompt[i - 1] in wanted] if wanted else []
-    sure = sorted({*ends[:1], *ends[-1:], divergence, n - BEFORE_END})
+    end_tokens = set(turn_ends)
+    ends = [i for i in range(1, n) if prompt[i - 1] in end_tokens] if end_tokens else []
+    always = sorted({*ends[:1], *ends[-1:], divergence, n - BEFORE_END})
     found: list[int] = []
-    for at in sure:
+    for at in always:
         if start + MIN_TOKENS <= at < n and (not found or at - found[-1] >= MIN_TOKENS):
             found.append(at)
     last = start
@@ -80,7 +82,7 @@ def checkpoint_positions(
     return tuple(sorted(found))
 
 
-# CPython's C API allows writing to a bytes object that nobody else has seen.
+# CPython's C API allows writing to a bytes object before it is shared.
 _uninitialized = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
@@ -88,7 +90,7 @@ _address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(("PyBytes_AsStri
 
 
 def new_bytes(n: int) -> tuple[bytes, memoryview]:
-    """Return `n` uninitialised bytes, and a view to write all of them before anybody else sees them.
+    """Return `n` uninitialised bytes, and a view through which all of them must be written before they are shared.
 
     So a state is written once, in place; a copy of gigabytes would hold the GIL. Raises MemoryError.
     """
@@ -101,8 +103,8 @@ def new_bytes(n: int) -> tuple[bytes, memoryview]:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the number of leading tokens that `a` and `b` share.
 
-    Most pairs differ early, so the compared stretch begins short. It doubles after an equal one and halves after
-    another. List slices compare at C speed.
+    Most pairs differ early, so the first compared slice is short. The next one is twice as long after equal slices, and
+    half as long after different ones. List slices compare at C speed.
     """
     limit = min(len(a), len(b))
     done, step = 0, 8
@@ -116,16 +118,17 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 BLOCK = 16  # tokens: the unit of events about cached prefixes, and of views of them
-MOST = 16  # comparisons that find a longer, but not reusable prefix, after which a search ends
+MAX_NOT_REUSABLE = 16  # longer prefixes that are not reusable, after which a search ends
 
 
 @dataclass(eq=False, slots=True)
 class CachedPrefix:
     """The contents of a slot's cells or of a cached state, and how much of them another sequence may reuse.
 
-    ``media`` are the media spans that begin in ``tokens``; a slot's last one may be incomplete. The first ``n_exact``
-    tokens are what a fresh prefill under ``adapter_set`` would give; a context shift or ``n_cache_reuse`` leaves
-    others after them. ``floor``: it can be truncated to this many tokens or more; to fewer only at a checkpoint.
+    ``media`` are the media spans that begin in ``tokens``; a slot's last one may be incomplete. The cells of the first
+    ``n_exact`` tokens are those of a fresh prefill under ``adapter_set``; a context shift or ``n_cache_reuse`` leaves
+    approximate ones after them. ``floor``: it can be truncated to this many tokens or more; to fewer only at a
+    checkpoint.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -159,12 +162,12 @@ H = TypeVar("H", bound=CachedPrefix)
 def longest_match(
     prefixes: Iterable[H], prompt: Sequence[int], wanted: AdapterSet, at_least: int, most: int
 ) -> tuple[H | None, int]:
-    """Return the one with the most reusable tokens of `prompt`, more than `at_least` and at most `most`, and how many.
+    """Return the entry of `prefixes` with the most reusable tokens of `prompt`, and their number.
 
-    Slots, RAM and disk are all searched by this. One token tells of most of them that they share no more than the best
-    so far, so thousands take less than a millisecond.
+    It is more than `at_least` and at most `most`. Slots, RAM and disk are all searched by this. Comparing a single
+    token excludes most of them, so thousands take less than a millisecond.
     """
-    best, longest, n_vain = None, max(at_least, 0), 0
+    best, longest, n_not_reusable = None, max(at_least, 0), 0
     if longest >= most:
         return None, 0
     following = prompt[longest]
@@ -180,8 +183,8 @@ def longest_match(
                 break
             following = prompt[n]
         elif common > longest:
-            n_vain += 1
-            if n_vain >= MOST:
+            n_not_reusable += 1
+            if n_not_reusable >= MAX_NOT_REUSABLE:
                 break
     return best, longest if best is not None else 0
 
@@ -195,9 +198,9 @@ _DEFAULT_MIB = 8192
 class CacheEntry(CachedPrefix):
     """A cached KV state without a slot: in RAM, or on disk in the file ``name``, in which case it has no bytes.
 
-    ``state`` is the library's bytes of the sequence (llama_state_seq_get_data). ``size`` in bytes, by default of what
-    it has here. ``n_used`` counts uses. It is not evicted before ``pinned_until``. `inf`: a preempted sequence will
-    resume from it, and no other one may.
+    ``state`` is the library's bytes of the sequence (llama_state_seq_get_data). ``size`` is in bytes, by default of the
+    RAM that it takes. ``n_used`` counts uses. It is not evicted before ``pinned_until``. `inf`: a preempted sequence
+    will resume from it, and no other sequence may.
     """
 
     state: bytes = b""
@@ -246,9 +249,9 @@ def size_of(n_state: int, n_tokens: int, checkpoints: Checkpoints) -> int:
 class CacheTier:
     """Entries of at most `limit` bytes (negative = unlimited): the RAM tier, or the index of the disk tier.
 
-    The checkpoints of ``slots`` lie in the same memory. They count towards the limit, each state once however many
-    slots share it, also with an entry, and entries are evicted for them. If not ``offloads`` (also during a reset),
-    only these and the states of preempted sequences are added. ``spill`` gets what is evicted or has no room.
+    The checkpoints of ``slots`` use the same memory. They count towards the limit, and entries are evicted for them. A
+    checkpoint shared by several slots and entries counts once. If not ``offloads`` (also during a reset), only
+    checkpoints and states of preempted sequences are added. ``spill`` receives entries that are evicted or do not fit.
     """
 
     limit: int
@@ -328,7 +331,9 @@ class CacheTier:
         return [entry for entry in self._entries.values() if entry.pinned_until <= now]
 
     def limit_to(self, n_bytes: int, now: float) -> None:
-        """Limit it to `n_bytes` within its own limit; negative: that one. Pinned entries stay."""
+        """Limit the tier to `n_bytes`, at most its configured limit; negative: the configured limit. Pinned entries
+        stay.
+        """
         with self._lock:
             self.limit = min([limit for limit in (n_bytes, self._own_limit) if limit >= 0], default=-1)
             self._evict(0, now)
@@ -349,8 +354,8 @@ class CacheTier:
         return replaced
 
     def put(self, entry: CacheEntry, now: float, until: float = -inf) -> list[CacheEntry]:
-        """Store `entry`; return the shorter entries of the same text, which it replaces. One that does not fit next to
-        the pinned ones is spilled.
+        """Store `entry`; return the shorter entries of the same text, which it replaces. Spill it if it does not fit
+        next to the pinned entries.
         """
         with self._lock:
             if not (self.offloads and self.fits(0, now, entry)):
@@ -385,16 +390,16 @@ class CacheTier:
             self.put(entry, now, until)
         return True
 
-    def _of_no_sequence(self) -> list[CacheEntry]:
+    def _unreserved(self) -> list[CacheEntry]:
         return [entry for entry in self if entry.pinned_until < inf]
 
     def match(
         self, prompt: Sequence[int], wanted: AdapterSet, at_least: int, most: int | None = None
     ) -> tuple[CacheEntry | None, int]:
-        """Return the `longest_match` among the entries that are no preempted sequence's; of equals the smallest, which
-        is loaded fastest.
+        """Return the `longest_match` among the entries that no preempted sequence has reserved; among equals the
+        smallest, which is loaded fastest.
         """
-        smallest_first = sorted(self._of_no_sequence(), key=attrgetter("size"))
+        smallest_first = sorted(self._unreserved(), key=attrgetter("size"))
         return longest_match(smallest_first, prompt, wanted, at_least, len(prompt) if most is None else most)
 
     def touch(self, entry: CacheEntry, now: float) -> None:
@@ -410,7 +415,7 @@ class CacheTier:
     def remove_all(self) -> list[CacheEntry]:
         """Remove and return all entries except those of preempted sequences."""
         with self._lock:
-            removed = self._of_no_sequence()
+            removed = self._unreserved()
             for entry in removed:
                 self.remove(entry)
         return removed

@@ -1,11 +1,11 @@
 """How many draft tokens pay, from measured step times and the acceptance rate of each sequence (`DraftState`). Pure.
 
-A decode of one token reads every weight; a few more tokens read them no more often. What additional tokens cost
+A decode of one token reads every weight once, and so does a decode of a few more tokens. What additional tokens cost
 depends on the machine, the model and the kernels, and is measured.
 
 A draft makes the step longer for all sequences and gives tokens to one. So the objective is the sum of the
-logarithms of each sequence's tokens per second (proportional fairness): no sequence is slowed down by a tenth for
-less than a tenth gained by another. For a single sequence this is its tokens per second.
+logarithms of each sequence's tokens per second (proportional fairness): no sequence is slowed down by 10% for less
+than a 10% gain of another. For a single sequence the objective is its tokens per second.
 """
 
 from bisect import bisect_left
@@ -19,9 +19,9 @@ from random import Random
 
 from server.engine.speculate.lookup import Lookup
 
-# assumed cost of a further token, as a share of a step's even part; a GPU waits for weights, whatever it computes
+# assumed cost of a further token, as a share of a step's time per token; the time of a GPU is that of reading weights
 TOKEN_COST, GPU_TOKEN_COST = 0.7, 0.1
-FORGET_STEPS = 256  # after these the oldest measurement of each size is dropped, because it may have been disturbed
+EXPIRY_STEPS = 256  # steps after which the oldest measurement of each size is dropped, in case it was disturbed
 N_MEASUREMENTS = 8  # measurements kept per size
 _EXACT_SIZES = 32  # exact sizes up to here; larger ones in eighths of their power of two
 _NEAR_FACTOR, _FAR_TOKENS = 4, 1 << 20  # times the largest measured step, and tokens beyond that
@@ -36,16 +36,18 @@ _MIN_GAIN = 0.01  # required gain, because costs and rates are estimates
 class StepCost:
     """Seconds of a step by its number of tokens, interpolated linearly between measured sizes.
 
-    A size costs the first quartile of its last measurements, because other processes only make steps longer, and no
-    less than a smaller size. What was expected of it counts as a measurement, so that one disturbed step does not
-    exclude it. Up to `_NEAR_FACTOR` times the largest measured size, an additional token is assumed to cost at most
-    ``token_cost`` of its even part of the smallest step: long drafts may pay where short ones don't.
+    The cost of a size is the first quartile of its last measurements, because other processes only make steps longer.
+    It is at least that of a smaller size. The cost expected before counts as the first measurement, so that one
+    disturbed step does not exclude a size.
+
+    Up to `_NEAR_FACTOR` times the largest measured size, an additional token is assumed to cost at most ``token_cost``
+    of the smallest step's time per token: long drafts may pay where short ones do not.
     """
 
     token_cost: float = TOKEN_COST
     _last: dict[int, deque[float]] = field(default_factory=dict)  # measurements per size
     _n_steps: int = 0
-    _curve: tuple[list[int], list[float]] | None = None  # sizes, and their seconds, which never fall
+    _curve: tuple[list[int], list[float]] | None = None  # sizes, and their seconds, which never decrease
 
     def observe(self, n_tokens: int, seconds: float) -> None:
         """Record a step of `n_tokens`, each with logits."""
@@ -57,7 +59,7 @@ class StepCost:
             last = self._last[size] = deque([self.of(size)] if is_larger else [], N_MEASUREMENTS)
         last.append(seconds)
         self._n_steps += 1
-        if not self._n_steps % FORGET_STEPS:
+        if not self._n_steps % EXPIRY_STEPS:
             for each in self._last.values():
                 each.popleft()
             self._last = {n: each for n, each in self._last.items() if each}
@@ -70,8 +72,8 @@ class StepCost:
             return 0.0
         if self._curve is None:
             sizes = sorted(self._last)
-            quick = [sorted(self._last[n])[len(self._last[n]) // 4] for n in sizes]
-            known, first, last = list(accumulate(quick, max)), sizes[0], sizes[-1]
+            quartiles = [sorted(self._last[n])[len(self._last[n]) // 4] for n in sizes]
+            known, first, last = list(accumulate(quartiles, max)), sizes[0], sizes[-1]
             token_s = self.token_cost * known[0] / first
             slope_s = (known[-1] - known[0]) / (last - first) if last > first else token_s
             near_s = known[-1] + min(token_s, slope_s) * (_NEAR_FACTOR - 1) * last
@@ -85,27 +87,27 @@ class StepCost:
 
 
 def draft_length(
-    chances: Sequence[float],
+    rates: Sequence[float],
     n_tokens: int,
     step_s: Callable[[int, int], float],
-    most: int,
-    room: int,
+    max_length: int,
+    max_total: int,
     draft_s: Callable[[int], float] | None = None,
 ) -> tuple[int, int, float]:
-    """Return for how many sequences to draft how many tokens, at most `most` each and `room` in all, in a step of
-    `n_tokens` otherwise; and the gain: the sum of the logarithms of all sequences' tokens per second, compared with no
-    drafts.
+    """Return the number of sequences to draft for, the length of their drafts, and the gain.
 
-    `chances`, never rising: the acceptance rate per sequence. `step_s`: seconds of a step of so many tokens,
-    with drafts of this length. `draft_s`: seconds to propose one more token for so many sequences. All drafts have one
+    The gain is the sum of the logarithms of all sequences' tokens per second, compared with no drafts. `rates`: the
+    acceptance rate of each sequence, in descending order. `n_tokens`: tokens of the step without drafts. `step_s`:
+    seconds of a step of so many tokens with drafts of a length. `max_length` and `max_total` limit each draft and the
+    tokens of all drafts. `draft_s`: seconds to propose one more token for so many sequences. All drafts have one
     length, because with separate KV each other length takes another graph evaluation.
     """
-    n, base_s, best = len(chances), step_s(n_tokens, 0), (0, 0, _MIN_GAIN * (1 + n_tokens))
-    rows = [_log_tokens(round(chance, 2)) for chance in chances]
+    n, base_s, best = len(rates), step_s(n_tokens, 0), (0, 0, _MIN_GAIN * (1 + n_tokens))
+    rows = [_log_tokens(round(rate, 2)) for rate in rates]
     for count in sorted({1, n // 4, n // 2, n} - {0}):
         logs = list(map(sum, zip(*rows[:count], strict=True)))
         for length, gained in zip(LENGTHS, logs, strict=True):
-            if length > most or count * length > room:
+            if length > max_length or count * length > max_total:
                 break
             seconds = step_s(n_tokens + count * length, length) + (length * draft_s(count) if draft_s else 0.0)
             gain = gained - n_tokens * log(seconds / base_s)
@@ -117,9 +119,9 @@ def draft_length(
 
 
 @lru_cache(maxsize=128)
-def _log_tokens(chance: float) -> tuple[float, ...]:
-    """Return the logarithm of the tokens that a step is expected to yield, for each of `LENGTHS`."""
-    p = min(max(chance, MIN_RATE), MAX_RATE)
+def _log_tokens(rate: float) -> tuple[float, ...]:
+    """Return the logarithm of the expected tokens per step for each of `LENGTHS`."""
+    p = min(max(rate, MIN_RATE), MAX_RATE)
     return tuple(log1p(p * (1 - p**length) / (1 - p)) for length in LENGTHS)
 
 
@@ -132,20 +134,21 @@ _TEXT_RATE = 0.3  # initial acceptance rate of text drafts: too low to pay on mo
 class DraftState:
     """Speculation state of one sequence: limits, lookup and acceptance rates.
 
-    At most ``most`` tokens are from the text, and ``least_drafted`` to ``most_drafted`` from a draft model, which
-    stops at a token less probable than ``p_min``. ``acceptance`` is the recent acceptance rate of text drafts,
-    ``draft_acceptance`` that of the draft model. ``text`` and ``drafted`` hold their proposed tokens that were not
-    sampled yet, next one last. Text drafts that were not verified count, too: their rate is measured at no cost.
+    A draft from the text has at most ``max_text_draft`` tokens, a draft of a draft model ``min_model_draft`` to
+    ``max_model_draft``; it ends before a token less probable than ``p_min``. ``acceptance`` is the recent acceptance
+    rate of text drafts, ``draft_acceptance`` that of the draft model. ``text`` and ``drafted`` have their proposed
+    tokens that are not sampled yet, next one last. Text drafts that were not verified count, too: measuring their rate
+    costs nothing.
     """
 
-    most: int = 0
+    max_text_draft: int = 0
     lookup: Lookup | None = None
-    most_drafted: int = 0
-    least_drafted: int = 0
+    max_model_draft: int = 0
+    min_model_draft: int = 0
     p_min: float = 0.0
     acceptance: float = _TEXT_RATE
     draft_acceptance: float = MODEL_RATE
-    n_judged: int = 0  # tokens of a draft model that were compared with sampled ones
+    n_compared: int = 0  # tokens of the draft model that were compared with sampled ones
     text: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     dice: Random | None = None  # random acceptance for synthetic benchmarks (`Speculation.takes`)
@@ -161,12 +164,12 @@ class DraftState:
         if self.lookup is not None:
             self.lookup.add(token)
         if self.text:
-            is_right = self.text.pop() == token
-            self.text = self.text if is_right else []
-            self.acceptance += _TEXT_WEIGHT * (is_right - self.acceptance)
+            is_match = self.text.pop() == token
+            self.text = self.text if is_match else []
+            self.acceptance += _TEXT_WEIGHT * (is_match - self.acceptance)
         if self.drafted:
-            is_right = self.drafted.pop() == token
-            self.drafted = self.drafted if is_right else []
-            self.n_judged += 1
-            weight = max(_MODEL_WEIGHT, 1 / (1 + self.n_judged))
-            self.draft_acceptance += weight * (is_right - self.draft_acceptance)
+            is_match = self.drafted.pop() == token
+            self.drafted = self.drafted if is_match else []
+            self.n_compared += 1
+            weight = max(_MODEL_WEIGHT, 1 / (1 + self.n_compared))
+            self.draft_acceptance += weight * (is_match - self.draft_acceptance)

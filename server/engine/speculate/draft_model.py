@@ -1,4 +1,4 @@
-"""Drafts of a draft model or of MTP heads, and what the draft model's context holds. Used by the step thread only."""
+"""Drafts of a draft model or of MTP heads, and the tokens in the draft context. Used only by the step thread."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -8,22 +8,24 @@ from server.engine.runner_api import BatchEntry, DraftRunner, MtpHeads
 from server.engine.sequence import Sequence
 from server.engine.speculate.cost import StepCost
 
-_MIN_COPIED = 32  # additional tokens for which a slot copies another slot's cells
+_MIN_COPIED = 32  # additional tokens for which a slot copies the cells of another
 MAX_MISSING = 16  # tokens that may be missing when a draft starts: tokens since the last draft, or a short prompt
 MIN_CHUNK = 32  # smallest prefill chunk
 _RECENT_TOKENS = 256  # last tokens of a slot that may have changed since its last draft: more than the longest draft
 
 
 class DraftModel:
-    """The context of a draft model, or MTP `heads`, which follow their model so that nothing has to be prefilled.
+    """The context of a draft model, or MTP `heads`, whose cells change with those of their model, so that they need no
+    prefill.
 
-    ``cost``: of one more token for so many drafts. ``token_s``: seconds per prefill token, 0.0 before the first.
+    ``cost``: cost of one more token for a number of drafts. ``token_s``: seconds per prefill token, 0.0 before the
+    first.
     """
 
     def __init__(
         self, runner: DraftRunner, ends: frozenset[int], clock: Callable[[], float], heads: MtpHeads | None = None
     ) -> None:
-        """`ends`: tokens that end a text."""
+        """Create the draft context. `ends`: tokens that end a text."""
         self.name = "the draft model" if heads is None else "the model's MTP heads"
         self.cost = StepCost()
         self.token_s = 0.0
@@ -36,29 +38,29 @@ class DraftModel:
         self._owners: list[Sequence | None] = [None for _ in self._held]
         self._missing: dict[int, list[int]] = {}  # by slot
 
-    def ready(self, wanted: Seq[Sequence], *, reads_all: bool = False) -> tuple[list[Sequence], list[Sequence]]:
-        """Return the sequences for which a draft can start now, and those whose text must be prefilled before that
-        (`read`). `reads_all`: prefill it at once.
+    def ready(self, wanted: Seq[Sequence], *, prefills_all: bool = False) -> tuple[list[Sequence], list[Sequence]]:
+        """Return the sequences for which a draft can start now, and those whose text must be prefilled before
+        (`prefill`). `prefills_all`: prefill it now.
         """
-        near, far, room = [], [], self._n_batch
+        ready, not_ready, room = [], [], self._n_batch
         self._missing = {}
         for sequence in wanted:
-            missing = self._missing[sequence.held.id] = self._not_held(sequence)
-            while reads_all and len(missing) > MAX_MISSING and self.read(sequence, self._n_batch):
+            missing = self._missing[sequence.held.id] = self._missing_tokens(sequence)
+            while prefills_all and len(missing) > MAX_MISSING and self.prefill(sequence, self._n_batch):
                 pass
             if len(missing) > MAX_MISSING:
-                far.append(sequence)
+                not_ready.append(sequence)
             elif 0 < len(missing) <= room:
-                near.append(sequence)
+                ready.append(sequence)
                 room -= len(missing)
-        return near, far
+        return ready, not_ready
 
     def n_missing(self, sequence: Sequence) -> int:
         """Return the tokens to prefill for a sequence that is not `ready`."""
         return len(self._missing[sequence.held.id])
 
-    def read(self, sequence: Sequence, most: int) -> bool:
-        """Prefill up to `most` of the missing tokens, except the last one. Return False if there is no room."""
+    def prefill(self, sequence: Sequence, most: int) -> bool:
+        """Prefill at most `most` of the missing tokens, except the last one. Return False if there is no room."""
         missing = self._missing[sequence.held.id]
         n, started = min(most, len(missing) - 1, self._n_batch), self._clock()
         if not self._decode([self._entry(sequence, n, n_outputs=0)]):
@@ -68,8 +70,8 @@ class DraftModel:
         return True
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
-        """Return drafts of at most so many tokens for sequences that are `ready`. The first decode also prefills the
-        tokens accepted since their last drafts.
+        """Return drafts for sequences that are `ready`; `wanted` has their largest lengths. The first decode also
+        prefills the tokens accepted since their last drafts.
         """
         drafts: dict[Sequence, list[int]] = {sequence: [] for sequence in wanted}
         entries = {sequence: self._entry(sequence, self.n_missing(sequence), n_outputs=1) for sequence in wanted}
@@ -98,7 +100,7 @@ class DraftModel:
         draft.append(token)
         return True
 
-    def forget(self, sequences: Seq[Sequence]) -> None:
+    def clear(self, sequences: Seq[Sequence]) -> None:
         """Remove the cells of `sequences` after a failed decode."""
         for sequence in sequences:
             if self._heads is None and sequence.slot is not None:
@@ -111,7 +113,7 @@ class DraftModel:
         at = sequence.n_computed + len(sequence.pending) - len(missing)
         return BatchEntry(sequence.held.id, at, missing[:n], n_outputs)
 
-    def _not_held(self, sequence: Sequence) -> list[int]:
+    def _missing_tokens(self, sequence: Sequence) -> list[int]:
         """Return the tokens of the decoding `sequence` that are not in the cells yet; other tokens are removed."""
         slot, pending = sequence.held, sequence.pending
         if self._heads is not None:  # the hidden state is unknown if it was loaded from RAM, until the next decode
@@ -120,27 +122,27 @@ class DraftModel:
         start = max(len(held) - _RECENT_TOKENS, 0)
         n = start + common_prefix(held[start:], [*text[start:], *pending])
         if self._owners[slot.id] is not sequence or (start and n < start + MAX_MISSING):  # or its context was shifted
-            n = self._take_over(slot.id, text)
+            n = self._reuse_prefix(slot.id, text)
             self._owners[slot.id] = sequence
         # the last token is decoded again if it was a draft token and removed
         n = min(n, len(text) + len(pending) - 1)
-        self._cut(slot.id, n)
+        self._truncate(slot.id, n)
         return [*text[n:], *pending[max(n - len(text), 0) :]]
 
-    def _take_over(self, seq: int, text: list[int]) -> int:
-        """Return the prefix of `text` in the cells of `seq`, copied from another sequence if that has considerably
-        more.
+    def _reuse_prefix(self, seq: int, text: list[int]) -> int:
+        """Return the number of leading tokens of `text` in the cells of `seq`, after copying them from another sequence
+        if that has considerably more.
         """
         best, source = max((common_prefix(held, text), i) for i, held in enumerate(self._held))
         own = common_prefix(self._held[seq], text)
         if best < own + _MIN_COPIED:
             return own
-        self._cut(seq, 0)
+        self._truncate(seq, 0)
         self._runner.seq_copy(source, seq)
         self._held[seq] = list(self._held[source])
         return best
 
-    def _cut(self, seq: int, n: int) -> None:
+    def _truncate(self, seq: int, n: int) -> None:
         """Truncate the cells of `seq` to `n` tokens."""
         held = self._held[seq]
         if n < len(held):
@@ -148,7 +150,7 @@ class DraftModel:
             del held[n:]
 
     def _decode(self, entries: Seq[BatchEntry]) -> bool:
-        """Decode; return False if there is no room, also without the cells of slots that wait for no draft."""
+        """Decode; return False if there is no room, even after clearing slots that wait for no draft."""
         if self._heads is not None:
             return self._heads.decode(entries)
         while not self._runner.decode(entries):
@@ -156,7 +158,7 @@ class DraftModel:
             if not others:
                 return False
             for seq in others:
-                self._cut(seq, 0)
+                self._truncate(seq, 0)
         for entry in entries:
             self._held[entry.seq] += entry.tokens
         return True

@@ -1,4 +1,4 @@
-"""Draft tokens of each step of one instance, and what is learned from them. Used by its step thread."""
+"""Draft tokens of each step of one instance, and measurements of their cost. Used by its step thread."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -20,12 +20,12 @@ from server.engine.speculate.lookup import Lookup
 
 log = logging.getLogger(__name__)
 
-_LOG_AGAIN_S = 60.0  # after which a fault is logged again
+_LOG_AGAIN_S = 60.0  # seconds after which a fault is logged again
 _PAUSE_STEPS = 32  # steps without drafts after a batch found no cells
 _REDECODE_FACTOR = 1.5  # cost factor if accepted tokens are decoded again after a rejection
-_INDEXED_REPLY = 1024  # reply tokens that an index has room for; older ones are dropped
-_MIN_REPLY = 3  # replies this short gain nothing: the token after a draft is the model's
-_GOOD_TEXT_RATE = 0.5  # acceptance rate of text drafts that makes a draft model unnecessary: a token is expected
+_INDEXED_REPLY = 1024  # reply tokens for which an index has space; older ones are dropped
+_MIN_REPLY = 3  # tokens; shorter replies gain nothing, because the token after a draft is the model's
+_GOOD_TEXT_RATE = 0.5  # acceptance rate of text drafts that makes a draft model unnecessary: one token is expected
 _RATE_RECOVERY = 1 / 256  # recovery towards `MODEL_RATE` per step, so that a draft model is tried again
 _FIRST_DRAFT = 2  # tokens of a draft model's first draft, whose cost is unknown
 _UNTRIED_GAIN = 0.2  # assumed gain of a sequence from a draft model before its first draft
@@ -46,7 +46,7 @@ def speculation(params: EngineParams, runner: Runner, clock: Callable[[], float]
 
 @dataclass(eq=False)
 class Speculation:
-    """Proposes draft tokens for every decoding sequence of an instance: from its text, or of the draft model."""
+    """Proposes draft tokens for every decoding sequence of an instance, from its text or by the draft model."""
 
     _params: EngineParams
     _info: RunnerInfo
@@ -57,8 +57,8 @@ class Speculation:
 
     def __post_init__(self) -> None:
         share = GPU_TOKEN_COST if self._info.deferred else TOKEN_COST
-        self._longest_free = self._info.n_draft_max if self._info.can_cut else self._info.n_rollback
-        self._cost = StepCost(share if self._longest_free else share / _REDECODE_FACTOR)
+        self._max_removable = self._info.n_draft_max if self._info.can_cut else self._info.n_rollback
+        self._cost = StepCost(share if self._max_removable else share / _REDECODE_FACTOR)
 
     def begin(self, sequence: Sequence) -> None:
         """Set up `sequence`, which got a slot for the first time."""
@@ -67,51 +67,51 @@ class Speculation:
         if 0 <= request.max_tokens < _MIN_REPLY:
             most = 0
         state = sequence.draft_state
-        state.most = most
+        state.max_text_draft = most
         if params.looks_up and most:
             n_more = _INDEXED_REPLY if request.max_tokens < 0 else min(request.max_tokens, _INDEXED_REPLY)
             state.lookup = Lookup(text_of(request.prompt, request.media), *params.spec_ngram, n_more)
         if self._model is not None and not request.media:  # draft models process no media
-            state.most_drafted = min(most, params.spec_draft_max)
-            state.least_drafted = params.spec_draft_min if request.spec_n_min < 0 else request.spec_n_min
+            state.max_model_draft = min(most, params.spec_draft_max)
+            state.min_model_draft = params.spec_draft_min if request.spec_n_min < 0 else request.spec_n_min
             state.p_min = params.spec_draft_p_min if request.spec_p_min < 0 else request.spec_p_min
             if params.spec_synth:
                 seed = request.sampling.seed
                 state.dice = Random(None if seed == RANDOM_SEED else seed)  # noqa: S311 - no secret
 
-    def propose(self, generating: Seq[Sequence], room: int) -> list[list[int]]:
-        """Return draft tokens after each sequence's next token, at most `room` in total.
+    def propose(self, decoding: Seq[Sequence], max_total: int) -> list[list[int]]:
+        """Return draft tokens after each sequence's next token, at most `max_total`.
 
         A step with prefill tokens is treated as if it had none, because these pay for themselves. Never fails: after an
         error the sequences get no more drafts of the draft model, or of their text if there is no model.
         """
         drafts: dict[Sequence, list[int]] = {}
         try:
-            # those that are not verified are compared with sampled tokens, too
-            texts = {s: s.draft_state.look_up(self._most(s, s.draft_state.most)) for s in generating}
+            # text drafts that are not verified are also compared with sampled tokens
+            texts = {s: s.draft_state.look_up(self._longest(s, s.draft_state.max_text_draft)) for s in decoding}
             self._pause = max(self._pause - 1, 0)
-            if not self._pause and room > 0:
-                drafts = self._chosen(texts, room)
+            if not self._pause and max_total > 0:
+                drafts = self._chosen(texts, max_total)
         except Exception as error:  # noqa: BLE001 - logged; a draft must never fail a request
-            self._stop(generating, error)
-        return [drafts.get(sequence, []) for sequence in generating]
+            self._stop_drafts(decoding, error)
+        return [drafts.get(sequence, []) for sequence in decoding]
 
-    def _stop(self, generating: Seq[Sequence], error: Exception) -> None:
-        """Log `error` unless one was logged lately, and stop the drafts that it concerns."""
+    def _stop_drafts(self, decoding: Seq[Sequence], error: Exception) -> None:
+        """Log `error` unless one was logged recently, and stop the drafts of the failed source."""
         model, now = self._model, self._clock()
         if now >= self._logged_at + _LOG_AGAIN_S:
             self._logged_at = now
             name = "n-gram speculation" if model is None else model.name
             log.warning("%s failed; the current requests continue without it", name, exc_info=error)
-        for sequence in generating:
-            sequence.draft_state.most_drafted = 0
+        for sequence in decoding:
+            sequence.draft_state.max_model_draft = 0
             if model is None:
                 sequence.draft_state.lookup = None
         if model is not None:
-            model.forget(generating)
+            model.clear(decoding)
 
-    def _chosen(self, texts: Mapping[Sequence, list[int]], room: int) -> dict[Sequence, list[int]]:
-        """Return the drafts that pay, from the `texts` of the step's sequences or the draft model."""
+    def _chosen(self, texts: Mapping[Sequence, list[int]], max_total: int) -> dict[Sequence, list[int]]:
+        """Return the drafts that pay, at most `max_total` tokens. `texts`: text drafts of the step's sequences."""
         n, synthetic = len(texts), self._params.spec_synth
         if not (synthetic or self._cost.of(n)):  # step costs are not measured yet
             return {}
@@ -125,61 +125,61 @@ class Speculation:
         if not offers:
             return {}
         offers.sort(key=itemgetter(0), reverse=True)
-        count, length = len(offers), min(len(synthetic), room // n)
+        count, length = len(offers), min(len(synthetic), max_total // n)
         if not synthetic:
-            rates, most = [rate for rate, _, _ in offers], max([most for _, most, _ in offers])
+            rates, longest = [rate for rate, _, _ in offers], max([longest for _, longest, _ in offers])
             draft_s = self._draft_s(self._cost.of(n)) if by_model else None
-            count, length, _ = draft_length(rates, n, self._step_s(n), most, room, draft_s)
+            count, length, _ = draft_length(rates, n, self._step_s(n), longest, max_total, draft_s)
             if not count and self._is_untried and offers[0][2] in by_model:
-                count, length = 1, min(_FIRST_DRAFT, room)
+                count, length = 1, min(_FIRST_DRAFT, max_total)
         drafts: dict[Sequence, list[int]] = {}
         wanted: dict[Sequence, int] = {}
-        for _, most, sequence in offers[:count]:
+        for _, longest, sequence in offers[:count]:
             if sequence not in by_model:
                 drafts[sequence] = texts[sequence][:length]
             elif length:
-                wanted[sequence] = min(most, max(length, sequence.draft_state.least_drafted), room // count)
+                wanted[sequence] = min(longest, max(length, sequence.draft_state.min_model_draft), max_total // count)
         if wanted and self._model is not None:
             for sequence, draft in self._model.draft(wanted).items():
-                if synthetic or len(draft) >= sequence.draft_state.least_drafted:
+                if synthetic or len(draft) >= sequence.draft_state.min_model_draft:
                     drafts[sequence] = draft
                     sequence.draft_state.drafted = draft[::-1]
         return drafts
 
     def _by_model(self, model: DraftModel, texts: Mapping[Sequence, list[int]]) -> dict[Sequence, int]:
-        """Return the sequences that the draft model drafts for now if that pays, and how many tokens at most: not those
-        whose text has a high acceptance rate. Prefill a part of the text of one of the others.
+        """Return the sequences for which the draft model can draft now, and the longest drafts. Sequences with a high
+        acceptance rate of text drafts are omitted. Prefill a chunk of one sequence that is not ready.
         """
         is_synthetic = bool(self._params.spec_synth)
         wanted: dict[Sequence, int] = {}
         for sequence, text in texts.items():
             state = sequence.draft_state
-            most = min(self._most(sequence, state.most_drafted), model.n_ctx_seq - sequence.n_computed - 2)
-            if most >= max(state.least_drafted, 1) and (
+            longest = min(self._longest(sequence, state.max_model_draft), model.n_ctx_seq - sequence.n_computed - 2)
+            if longest >= max(state.min_model_draft, 1) and (
                 is_synthetic or not text or state.acceptance < min(_GOOD_TEXT_RATE, state.draft_acceptance)
             ):
                 state.draft_acceptance += _RATE_RECOVERY * (MODEL_RATE - state.draft_acceptance)
-                wanted[sequence] = most
-        near, far = model.ready(list(wanted), reads_all=is_synthetic)
-        if far and not is_synthetic:
-            self._read_ahead(model, far[0], len(wanted), len(texts))
-        return {sequence: wanted[sequence] for sequence in near}
+                wanted[sequence] = longest
+        ready, not_ready = model.ready(list(wanted), prefills_all=is_synthetic)
+        if not_ready and not is_synthetic:
+            self._prefill_ahead(model, not_ready[0], len(wanted), len(texts))
+        return {sequence: wanted[sequence] for sequence in ready}
 
-    def _read_ahead(self, model: DraftModel, sequence: Sequence, n_wanted: int, n: int) -> None:
-        """Prefill a part of a long text if the rest of the reply is expected to repay it. The estimate assumes drafts
-        for all `n_wanted` sequences, which makes each cheaper.
+    def _prefill_ahead(self, model: DraftModel, sequence: Sequence, n_wanted: int, n: int) -> None:
+        """Prefill a chunk of a long text if drafts for the rest of the reply are expected to repay the prefill. The
+        estimate assumes drafts for all `n_wanted` sequences, which makes each cheaper.
         """
         base_s, request, n_out = self._cost.of(n), sequence.request, len(sequence.output)
         token_s = model.token_s or _PREFILL_COST * _DRAFT_COST * base_s / n
-        most = self._most(sequence, sequence.draft_state.most_drafted)
+        longest = self._longest(sequence, sequence.draft_state.max_model_draft)
         rates, draft_s = [sequence.draft_state.draft_acceptance] * n_wanted, self._draft_s(base_s)
-        _, _, gain = draft_length(rates, n, self._step_s(n), most, n_wanted * most, draft_s)
+        _, _, gain = draft_length(rates, n, self._step_s(n), longest, n_wanted * longest, draft_s)
         gain = max(gain, _UNTRIED_GAIN * n_wanted if self._is_untried else 0.0)
         left = max(_REPLY_TOKENS - n_out, _REPLY_TOKENS // 4)
         if request.max_tokens >= 0:
             left = min(left, request.max_tokens - n_out)
         if left * base_s * -expm1(-gain / n_wanted) > model.n_missing(sequence) * token_s:
-            model.read(sequence, max(MIN_CHUNK, int(_MAX_PREFILL_SHARE * base_s / token_s)))
+            model.prefill(sequence, max(MIN_CHUNK, int(_MAX_PREFILL_SHARE * base_s / token_s)))
 
     @property
     def _is_untried(self) -> bool:
@@ -187,21 +187,21 @@ class Speculation:
         return self._model is not None and not self._model.cost.of(1)
 
     def _step_s(self, n: int) -> Callable[[int, int], float]:
-        """Return a function of the seconds of a step with so many tokens, `n` of them without drafts, and drafts of a
-        length. Accepted tokens of drafts that are too long to be removed are decoded again.
+        """Return a function of the seconds of a step, by its number of tokens (`n` without drafts) and the length of
+        drafts. If drafts are too long to be removed, accepted tokens are decoded again.
         """
-        cost, base_s, longest = self._cost, self._cost.of(n), self._longest_free
+        cost, base_s, longest = self._cost, self._cost.of(n), self._max_removable
         return lambda n_tokens, length: (
             base_s + (1.0 if length <= longest else _REDECODE_FACTOR) * max(cost.of(n_tokens) - base_s, 0.0)
         )
 
     def _draft_s(self, base_s: float) -> Callable[[int], float]:
-        """Return a function of the seconds of one more token of so many drafts of the draft model."""
+        """Return a function of the seconds of one more token by the draft model, by the number of drafts."""
         return lambda count: (self._model.cost.of(count) if self._model else 0.0) or _DRAFT_COST * base_s
 
-    def _most(self, sequence: Sequence, most: int) -> int:
-        """Limit a draft so that the next token still fits into the context and ``max_tokens``. A step that decodes
-        tokens again has no draft.
+    def _longest(self, sequence: Sequence, most: int) -> int:
+        """Return the longest draft, at most `most` tokens, after which the next token still fits into the context and
+        ``max_tokens``. A step that decodes tokens again has no draft.
         """
         if sequence.n_rolled_back:
             return 0
@@ -211,10 +211,10 @@ class Speculation:
 
     def takes(self, sequence: Sequence, n: int) -> bool | None:
         """Return whether the `n`-th draft token is accepted in a synthetic benchmark; None = sampling decides."""
-        dice, chances = sequence.draft_state.dice, self._params.spec_synth
-        return None if dice is None else n < len(chances) and dice.random() < chances[n]
+        dice, rates = sequence.draft_state.dice, self._params.spec_synth
+        return None if dice is None else n < len(rates) and dice.random() < rates[n]
 
-    def no_room(self) -> None:
+    def pause(self) -> None:
         """Pause speculation after a batch with drafts found no cells."""
         self._pause = _PAUSE_STEPS
 

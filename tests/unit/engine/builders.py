@@ -1,9 +1,11 @@
-"""Short ways to make an engine over a fake runner, and to run requests through it. The server's own reader of events is
-`server.serving.session`.
+"""Builders for tests of the engine: an engine with fake runners, requests, and their replies as values.
+
+The server itself reads events in `server.serving.session`.
 """
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -25,12 +27,12 @@ GREEDY = SamplingParams(temperature=0.0)
 async def engine_over(
     *runners: FakeRunner, clock: Callable[[], float] = time.perf_counter, **params: Any
 ) -> AsyncIterator[Engine]:
-    """An engine that checks its accounting after every step, closed at the end.
+    """Open an engine that checks its integrity after every step; close it at the end.
 
-    Its first step waits for all that `run` submits, unless that would move a clock of the test's own.
+    With the real clock, the first step waits for every request that `run` submits.
     """
-    chosen = {"gather_ms": 60_000.0 if clock is time.perf_counter else 0.0, "check_integrity": True} | params
-    engine = Engine(runners, EngineParams(**chosen), asyncio.get_running_loop(), clock)
+    settings = {"gather_ms": 60_000.0 if clock is time.perf_counter else 0.0, "check_integrity": True} | params
+    engine = Engine(runners, EngineParams(**settings), asyncio.get_running_loop(), clock)
     try:
         yield engine
         engine.check_integrity()
@@ -39,30 +41,45 @@ async def engine_over(
         assert all(runner.closed for runner in runners)
 
 
-def ticking() -> Callable[[], float]:
-    """A clock that goes on by a millisecond each time it is read: every decode takes the same time."""
+def ticking_clock() -> Callable[[], float]:
+    """Return a clock that advances 1 ms each time it is read, so that every decode takes equally long."""
     ticks = itertools.count(1)
     return lambda: next(ticks) * 1e-3
 
 
+class Gate:
+    """Blocks each thread that calls it until `opened` is set, for example as `on_decode` of a runner."""
+
+    def __init__(self) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        self.entered.set()
+        assert self.opened.wait(60), "the gate was never opened"
+
+    async def wait_entered(self) -> None:
+        """Wait until a thread has reached the gate."""
+        assert await asyncio.to_thread(self.entered.wait, 60)
+
+
 def request(prompt: str, **options: Any) -> Request:
-    """A greedy request of 8 tokens, unless said otherwise."""
-    usual: dict[str, Any] = {"max_tokens": 8, "sampling": GREEDY}
+    """Return a greedy request for 8 tokens; `options` override this."""
+    defaults: dict[str, Any] = {"max_tokens": 8, "sampling": GREEDY}
     tokens = FakeVocab().tokenize(prompt, add_special=True, parse_special=False)
-    return Request(id=prompt[:8], prompt=tokens, **(usual | options))
+    return Request(id=prompt[:8], prompt=tokens, **(defaults | options))
 
 
 def sequence(
     prompt: list[int], *, at: float = 0.0, phase: Phase = Phase.WAITING, slot: Slot | None = None, **options: Any
 ) -> Sequence:
-    """Return the only choice of a request that was submitted at `at`; `options` are the request's."""
+    """Return the only choice of a request that was submitted at time `at`; `options` are fields of the request."""
     ticket = Ticket(Request("r", prompt, **options), lambda events: None, at)
     return Sequence(ticket, 0, phase=phase, slot=slot)
 
 
 @dataclass(eq=False)
 class Reply:
-    """A request, and all that has come of it."""
+    """A request, and the events that it has received so far."""
 
     request: Request
     texts: dict[int, str] = field(default_factory=dict)
@@ -80,16 +97,16 @@ class Reply:
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens of all texts."""
+        """The tokens of all choices."""
         return [token for event in self.events if isinstance(event, Text) for token in event.tokens]
 
     @property
     def started(self) -> Started:
-        """The first choice's Started."""
+        """The first `Started` event."""
         return next(e for e in self.events if isinstance(e, Started))
 
-    def put(self, events: list[Event]) -> None:
-        """Sort the events of a step in."""
+    def receive(self, events: list[Event]) -> None:
+        """Record the events of one step."""
         self.events.extend(events)
         for event in events:
             if isinstance(event, Text):
@@ -102,22 +119,22 @@ class Reply:
         if self.error is not None or len(self.finished) == self.request.n:
             self.ended.set()
 
-    async def step(self) -> list[Event]:
-        """Wait for the events of a further step."""
+    async def next_step(self) -> list[Event]:
+        """Wait for the next step's events that were not returned yet."""
         return await self._steps.get()
 
 
-def ask(engine: Engine, request: Request) -> Reply:
-    """Submit a request; raises what `Engine.submit` raises."""
+def submit(engine: Engine, request: Request) -> Reply:
+    """Submit a request. Raises what `Engine.submit` raises."""
     reply = Reply(request)
-    reply.ticket = engine.submit(request, reply.put)
+    reply.ticket = engine.submit(request, reply.receive)
     return reply
 
 
 async def run(engine: Engine, *requests: Request) -> list[Reply]:
-    """Submit all at once and wait for all. Cancelled, cancel those that have not ended."""
-    with engine.preparing():  # else a step thread may be done with the first before there is a second
-        replies = [ask(engine, each) for each in requests]
+    """Submit `requests` together and wait until all have ended. If this is cancelled, cancel those that still run."""
+    with engine.preparing():  # otherwise the first may end before the second is submitted
+        replies = [submit(engine, each) for each in requests]
     try:
         for reply in replies:
             await reply.ended.wait()
@@ -128,15 +145,15 @@ async def run(engine: Engine, *requests: Request) -> list[Reply]:
     return replies
 
 
-def alone(req: Request, adapters: Seq[Adapter] = (), replies: Mapping[str, str] | None = None) -> str:
-    """What the fake model says to this prompt when nobody else is there."""
+def expected_text(req: Request, adapters: Seq[Adapter] = (), replies: Mapping[str, str] | None = None) -> str:
+    """Return the text that the fake model generates for `req` without an engine and without other requests."""
     runner = FakeRunner(n_seq=1, n_ctx_seq=10**6, replies=replies)
     tokens = list(req.prompt)
     wanted = adapter_set(req.adapters or (), adapters, req.prompt)
     while len(tokens) - len(req.prompt) < req.max_tokens:
         if wanted.adapters:
             runner.computed_by[0] = [wanted.at(i) for i in range(len(tokens))]
-        token = runner._next(runner._text(tokens) + runner._tuned(0, len(tokens)))
+        token = runner._next(runner._text(tokens) + runner._adapter_history(0, len(tokens)))
         if token == EOS:
             break
         tokens.append(token)

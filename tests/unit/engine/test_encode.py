@@ -1,4 +1,4 @@
-"""Embeddings of media in RAM and on disk: never more than the limit, never other bytes than were computed."""
+"""The cache of media embeddings in RAM and on disk, its files, and faults of the encoder thread. Uses fake encoders."""
 
 import os
 import threading
@@ -15,7 +15,9 @@ from server.pool.saved.state_cache import EMBEDDINGS_SUFFIX, EmbeddingFolder
 from tests.support.fakes import FakeChunk, FakeEncoder
 
 
-class Files:
+class FakeFiles:
+    """`EmbeddingFiles` in memory. While ``broken``, reads and writes raise."""
+
     def __init__(self) -> None:
         self.files: dict[bytes, bytes] = {}
         self.broken = False
@@ -27,12 +29,12 @@ class Files:
 
     def read(self, key: bytes) -> bytes | None:
         if self.broken:
-            raise InternalError("no")
+            raise InternalError("injected")
         return self.files.get(key)
 
     def write(self, key: bytes, data: bytes) -> None:
         if self.broken:
-            raise InternalError("no")
+            raise InternalError("injected")
         self.files[key] = data
 
 
@@ -44,29 +46,25 @@ KEYS = [bytes([i]) for i in range(8)]
     st.booleans(),
     st.lists(st.tuples(st.sampled_from(["put", "get", "read", "lose"]), st.sampled_from(KEYS)), max_size=60),
 )
-def test_what_comes_back_is_what_was_put_and_the_limit_holds(
-    limit: int,
-    disk: bool,
-    events: list[tuple[str, bytes]],
-) -> None:
-    files, cache = Files(), EmbeddingCache(limit)
-    if disk:
+def test_cache_stays_correct_and_within_limit(limit: int, has_disk: bool, operations: list[tuple[str, bytes]]) -> None:
+    files, cache = FakeFiles(), EmbeddingCache(limit)
+    if has_disk:
         cache.use_disk(files)
-    for event, key in events:
+    for operation, key in operations:
         data = key * (10 + 3 * key[0])
-        if event == "put":
+        if operation == "put":
             cache.keep(key, data)
             cache.write(key, data)
-        elif event == "lose":
+        elif operation == "lose":
             files.files.pop(key, None)
         else:
-            assert (cache.get(key) if event == "get" else cache.read(key)) in (None, data)
+            assert (cache.get(key) if operation == "get" else cache.read(key)) in (None, data)
         assert cache.size <= limit
         assert sum(map(len, files.files.values())) <= limit // 2
 
 
-def test_a_disk_that_fails_costs_nothing_but_time() -> None:
-    files, cache = Files(), EmbeddingCache(100)
+def test_cache_serves_from_ram_while_its_disk_fails() -> None:
+    files, cache = FakeFiles(), EmbeddingCache(100)
     cache.use_disk(files)
     files.broken = True
     cache.keep(b"a", b"x")
@@ -75,7 +73,7 @@ def test_a_disk_that_fails_costs_nothing_but_time() -> None:
     assert cache.read(b"b") is None
 
 
-def test_files_are_checked(tmp_path: Path) -> None:
+def test_damaged_file_is_deleted_and_not_returned(tmp_path: Path) -> None:
     folder = EmbeddingFolder("model", tmp_path)
     assert folder.limit_to(1000) == 0
     folder.write(b"one", b"numbers")
@@ -90,7 +88,7 @@ def test_files_are_checked(tmp_path: Path) -> None:
     assert folder.limit_to(38) == 0
 
 
-def test_the_file_that_was_used_longest_ago_is_removed(tmp_path: Path) -> None:
+def test_limit_removes_the_least_recently_used_file(tmp_path: Path) -> None:
     folder = EmbeddingFolder("model", tmp_path)
     folder.limit_to(1000)
     for age_s, key in ((30, b"read"), (20, b"old"), (10, b"new")):
@@ -103,26 +101,25 @@ def test_the_file_that_was_used_longest_ago_is_removed(tmp_path: Path) -> None:
 
 
 class Panic(BaseException):
-    """As a native library's."""
+    """An error that is no `Exception`, like a panic of a Rust library."""
 
 
-def test_a_fault_of_the_projector_ends_who_asked_and_no_thread() -> None:
-    """Its exceptions were passed on only as far as they were the engine's own; others ended the thread, and who asked
-    waited for ever."""
+def test_any_error_of_the_projector_fails_its_encoding_and_not_the_thread() -> None:
+    """Errors other than the engine's own ended the thread, and requests waited forever."""
 
-    class Failing(FakeEncoder):
+    class FailingEncoder(FakeEncoder):
         def encode(self, chunks: Sequence[FakeChunk]) -> list[bytes]:
             for chunk in chunks:
                 if chunk.name != "cat":
                     raise {"bug": ZeroDivisionError("a bug"), "panic": Panic("index")}[chunk.name]
             return super().encode(chunks)
 
-    encoder = Encoder(Failing(), EmbeddingCache(1 << 20))
+    encoder = Encoder(FailingEncoder(), EmbeddingCache(1 << 20))
     try:
         for name in ("bug", "panic", "cat"):
-            come = threading.Event()
-            encoding = encoder.ask(FakeChunk(name), come.set)
-            assert encoding.done() or come.wait(60)
+            ready = threading.Event()
+            encoding = encoder.request(FakeChunk(name), ready.set)
+            assert encoding.done() or ready.wait(60)
             assert (encoding.exception() is None) == (name == "cat")
     finally:
         encoder.stop()

@@ -1,4 +1,4 @@
-"""Media spans: which tokens stand for them, where positions go on, and that no cut goes through one."""
+"""Media spans: the tokens that represent them, positions after them, and truncation that never splits one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from server.engine.media import (
 
 @st.composite
 def texts(draw: st.DrawFn) -> tuple[list[int], list[int], Spans]:
-    """Tokens, the position of each, and their spans."""
+    """Draw a text with media: its tokens, the position of each, and the spans."""
     tokens: list[int] = []
     positions: list[int] = []
     spans: list[MediaSpan] = []
@@ -38,7 +38,7 @@ def texts(draw: st.DrawFn) -> tuple[list[int], list[int], Spans]:
 
 
 @given(texts())
-def test_positions_are_those_of_a_walk_through_the_text(text: tuple[list[int], list[int], Spans]) -> None:
+def test_positions_equal_those_counted_token_by_token(text: tuple[list[int], list[int], Spans]) -> None:
     tokens, positions, spans = text
     check_spans(spans, tokens)
     for n in range(len(tokens)):
@@ -49,14 +49,14 @@ def test_positions_are_those_of_a_walk_through_the_text(text: tuple[list[int], l
 
 
 @given(texts(), st.integers(0, 60))
-def test_a_cut_keeps_media_whole(text: tuple[list[int], list[int], Spans], n: int) -> None:
+def test_truncation_never_splits_a_medium(text: tuple[list[int], list[int], Spans], n: int) -> None:
     tokens, _, spans = text
     n = min(n, len(tokens))
-    kept = whole(spans, n)
-    assert 0 <= n - kept < max([span.n_tokens for span in spans], default=1)
-    check_spans(below(spans, kept), tokens[:kept])
-    assert all(span.end <= kept for span in below(spans, kept))
-    least = n_up_to(spans, n)
-    assert whole(spans, least) == least
-    assert position(spans, least) >= n
-    assert all(position(spans, fewer) < n for fewer in range(least) if whole(spans, fewer) == fewer)
+    n_left = whole(spans, n)
+    assert 0 <= n - n_left < max([span.n_tokens for span in spans], default=1)
+    check_spans(below(spans, n_left), tokens[:n_left])
+    assert all(span.end <= n_left for span in below(spans, n_left))
+    smallest = n_up_to(spans, n)
+    assert whole(spans, smallest) == smallest
+    assert position(spans, smallest) >= n
+    assert all(position(spans, fewer) < n for fewer in range(smallest) if whole(spans, fewer) == fewer)

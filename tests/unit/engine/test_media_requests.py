@@ -1,4 +1,4 @@
-"""Requests with media: encoded once, waited for by nobody else, whole in every cache, and gone with who left."""
+"""Requests with media, with a fake encoder: encoding delays no other request and stops when its client leaves."""
 
 import asyncio
 import gc
@@ -16,10 +16,11 @@ from tests.unit.engine.builders import GREEDY, engine_over, run
 
 TEXT = " that is longer than the outputs of a step"
 Part = str | tuple[FakeChunk, int, int | None]
-"""Text, or a medium with its tokens, and positions where these are not as many."""
+"""Text, or a medium: its chunk, number of tokens, and number of positions if that differs."""
 
 
-def seen(parts: Sequence[Part], **options: object) -> Request:
+def media_request(parts: Sequence[Part], **options: object) -> Request:
+    """Return a greedy request for 8 tokens whose prompt consists of `parts`; `options` override fields."""
     tokens: list[int] = [FakeVocab.bos]
     spans: list[MediaSpan] = []
     names: list[str] = []
@@ -35,81 +36,79 @@ def seen(parts: Sequence[Part], **options: object) -> Request:
         spans.append(span)
         tokens += media_tokens(chunk.name, nth, n_tokens)
     fields = {"max_tokens": 8, "sampling": GREEDY} | options
-    return Request(id="seen", prompt=tokens, media=tuple(spans), **fields)  # type: ignore[arg-type]
+    return Request(id="media", prompt=tokens, media=tuple(spans), **fields)  # type: ignore[arg-type]
 
 
-def picture(
-    name: str, n_tokens: int = 20, n_pos: int | None = None, *, causal: bool = True, slow: bool = False
-) -> Part:
+def image(name: str, n_tokens: int = 20, n_pos: int | None = None, *, causal: bool = True, slow: bool = False) -> Part:
     return FakeChunk(name, causal, slow), n_tokens, n_pos
 
 
-async def test_streams_go_on_while_a_picture_is_encoded() -> None:
+async def test_other_requests_run_while_an_image_is_encoded() -> None:
     encoder = FakeEncoder()
     async with engine_over(FakeRunner(encoder=encoder), gather_ms=0.0) as engine:
-        slow = asyncio.ensure_future(run(engine, seen(["look: ", picture("a", slow=True), " well?"])))
-        await asyncio.to_thread(encoder.begun.wait, 100)
-        for number in range(3):  # these come and end meanwhile
-            assert len((await run(engine, seen([f"text {number}"], max_tokens=20)))[0].text) > 0
+        slow = asyncio.ensure_future(run(engine, media_request(["look: ", image("a", slow=True), " well?"])))
+        await asyncio.to_thread(encoder.started.wait, 100)
+        for number in range(3):
+            assert len((await run(engine, media_request([f"text {number}"], max_tokens=20)))[0].text) > 0
         assert not slow.done()
         encoder.gate.set()
         (reply,) = await slow
         assert reply.error is None
 
 
-async def test_who_leaves_while_waiting_for_a_picture_frees_the_slot_and_is_not_encoded() -> None:
+async def test_request_cancelled_before_its_image_is_encoded_frees_its_slot_and_is_not_encoded() -> None:
     encoder = FakeEncoder(most=1)
     async with engine_over(FakeRunner(encoder=encoder, n_seq=2), gather_ms=0.0) as engine:
-        stays = asyncio.ensure_future(run(engine, seen(["look: ", picture("a", slow=True)])))
-        await asyncio.to_thread(encoder.begun.wait, 100)
-        gone = engine.submit(seen(["look: ", picture("b")]), lambda _events: None)
-        engine.cancel(gone)
-        assert (await run(engine, seen(["text"])))[0].error is None  # in the slot that was left
+        slow = asyncio.ensure_future(run(engine, media_request(["look: ", image("a", slow=True)])))
+        await asyncio.to_thread(encoder.started.wait, 100)
+        cancelled = engine.submit(media_request(["look: ", image("b")]), lambda _events: None)
+        engine.cancel(cancelled)
+        assert (await run(engine, media_request(["text"])))[0].error is None  # it needs the freed slot
         encoder.gate.set()
-        assert (await stays)[0].error is None
-        assert (await run(engine, seen(["see ", picture("c")])))[0].error is None
+        assert (await slow)[0].error is None
+        assert (await run(engine, media_request(["see ", image("c")])))[0].error is None
         assert ["b"] not in encoder.batches
 
 
-class Pixels(FakeChunk):
-    """May be referred to weakly."""
+class WeaklyReferenced(FakeChunk):
+    """A chunk without slots, so that `weakref.ref` accepts it."""
 
 
-async def test_a_slot_keeps_the_pixels_of_no_request_that_has_ended() -> None:
+async def test_slot_does_not_keep_the_pixels_of_an_ended_request() -> None:
     async with engine_over(FakeRunner(encoder=FakeEncoder())) as engine:
-        chunk = Pixels("a")
+        chunk = WeaklyReferenced("a")
         pixels = weakref.ref(chunk)
-        await run(engine, seen(["look: ", (chunk, 20, None)], n=2))
+        await run(engine, media_request(["look: ", (chunk, 20, None)], n=2))
         del chunk
-        await asyncio.to_thread(wait_until, lambda: gc.collect() >= 0 and pixels() is None, "no pixels are left")
+        await asyncio.to_thread(wait_until, lambda: gc.collect() >= 0 and pixels() is None, "the pixels are freed")
 
 
-async def test_of_a_prompt_with_media_the_texts_tokens_are_scored() -> None:
+async def test_prompt_logprobs_cover_text_tokens_and_are_none_for_media_tokens() -> None:
     scored = {"prompt_logprobs": True, "want_logprobs": True, "n_probs": 1, "max_tokens": 1}
-    parts = [f"text{TEXT}", picture("a"), "and", picture("b", causal=False), picture("a", 20, 5), TEXT, picture("c")]
-    found: list[list[TokenLogprob | None]] = []
+    parts = [f"text{TEXT}", image("a"), "and", image("b", causal=False), image("a", 20, 5), TEXT, image("c")]
+    by_outputs: list[list[TokenLogprob | None]] = []
     for n_more_outputs in (1, 7, 1000):
         async with engine_over(FakeRunner(n_more_outputs=n_more_outputs, encoder=FakeEncoder())) as engine:
-            await run(engine, seen(parts))
-            (reply,) = await run(engine, seen(parts, **scored))
-            (other,) = await run(engine, seen(["other", *parts[1:]], **scored))
+            await run(engine, media_request(parts))
+            (reply,) = await run(engine, media_request(parts, **scored))
+            (other,) = await run(engine, media_request(["other", *parts[1:]], **scored))
         assert reply.error is None
-        found.append([t for event in reply.events if isinstance(event, PromptLogprobs) for t in event.tokens])
+        by_outputs.append([t for event in reply.events if isinstance(event, PromptLogprobs) for t in event.tokens])
         assert len([t for event in other.events if isinstance(event, PromptLogprobs) for t in event.tokens if t]) > 0
-    assert found[0] == found[1] == found[2]
-    assert [one and one.id for one in found[0]] == [t if t >= 0 else None for t in seen(parts).prompt[1:]]
+    assert by_outputs[0] == by_outputs[1] == by_outputs[2]
+    assert [one and one.id for one in by_outputs[0]] == [t if t >= 0 else None for t in media_request(parts).prompt[1:]]
 
 
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        (seen(["a", picture("a", 100, causal=False)]), InvalidRequest),  # more than a micro-batch of 64
-        (seen(["a", picture("a", 250), "b" * 20]), ContextExceeded),
+        (media_request(["a", image("a", 100, causal=False)]), InvalidRequest),  # more than the n_ubatch of 64
+        (media_request(["a", image("a", 250), "b" * 20]), ContextExceeded),
         (Request("x", [1, -5], media=()), InvalidRequest),
         (Request("x", [1, -5], media=(MediaSpan(0, 1, 1, True, "a", 0, b"", FakeChunk("a")),) * 2), InvalidRequest),
     ],
 )
-async def test_what_cant_be_decoded_is_refused(request_: Request, error: type[Exception]) -> None:
+async def test_submit_refuses_media_that_cannot_be_decoded(request_: Request, error: type[Exception]) -> None:
     async with engine_over(FakeRunner(encoder=FakeEncoder())) as engine:
         with pytest.raises(error):
             engine.submit(request_, lambda _events: None)

@@ -1,5 +1,5 @@
-"""Moves of states between cells, RAM and disk, where they pay and delay no other sequence by more than a step; and
-cells that several slots share.
+"""`Cells`: states are moved between cells, RAM and disk only if that is faster than computing and does not stall other
+sequences; and cells that several slots share. Uses fake runners and clocks.
 """
 
 import random
@@ -19,18 +19,19 @@ from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Slot
 from server.errors import InvalidRequest
 from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import alone, engine_over, request, run, sequence
-from tests.unit.engine.cache.test_disk_cache import Files, on_disk, still
+from tests.unit.clock import Clock
+from tests.unit.engine.builders import engine_over, expected_text, request, run, sequence
+from tests.unit.engine.cache.fake_files import FakeFiles
 
 STEP_S = 0.25
 
 
-class Slow(FakeRunner):
-    """Saving and loading take ``seconds`` of a clock that nothing else moves."""
+class TimedRunner(FakeRunner):
+    """Saving and loading a state each advance the clock ``now`` by ``move_s``."""
 
     def __init__(self) -> None:
         super().__init__(n_seq=3, n_ctx_seq=1024)
-        self.seconds = 0.0
+        self.move_s = 0.0
         self.now = 0.0
         self.copies: list[tuple[int, int]] = []
 
@@ -39,19 +40,19 @@ class Slow(FakeRunner):
         super().seq_copy(source, target)
 
     def seq_save(self, seq: int) -> bytes:
-        self.now += self.seconds
+        self.now += self.move_s
         return super().seq_save(seq)
 
     def seq_load(self, seq: int, state: bytes, n_tokens: int) -> bool:
-        self.now += self.seconds
+        self.now += self.move_s
         return super().seq_load(seq, state, n_tokens)
 
 
 class Setup:
-    """Slots 0 and 1 hold idle caches; slot 2 generates when a test says so."""
+    """Three slots with separate KV: 0 and 1 are idle with 200 cached tokens each, 2 is empty until `run_sequence`."""
 
     def __init__(self) -> None:
-        self.runner = runner = Slow()
+        self.runner = runner = TimedRunner()
         self.scheduler = Scheduler(runner.info, EngineParams(target_itl_ms=STEP_S * 1e3, cache_ram=100))
         self.cells = Cells(runner, self.scheduler, lambda: runner.now)
         for slot in self.scheduler.slots[:2]:
@@ -63,20 +64,32 @@ class Setup:
     def slots(self) -> list[Slot]:
         return self.scheduler.slots
 
-    def generate(self, phase: Phase = Phase.DECODE) -> None:
+    def run_sequence(self, phase: Phase = Phase.DECODE) -> None:
+        """Put a running sequence into slot 2."""
         self.slots[2].sequence = sequence([1, 2], phase=phase, slot=self.slots[2])
 
-    def keep(self, slot: int) -> bool:
+    def offload(self, slot: int) -> bool:
+        """Offload a slot; return whether RAM has got a state."""
         before = len(self.scheduler.ram)
         self.cells.offload(self.slots[slot], 200, self.runner.now)
         return len(self.scheduler.ram) > before
 
-    def computes(self, seconds: float) -> None:
-        """The 200 tokens of a slot take so long to compute."""
-        self.scheduler.move_budget.computed = 200 / seconds
+    def set_compute_s(self, seconds: float) -> None:
+        """Set the predicted prefill time of a slot's 200 tokens."""
+        self.scheduler.move_budget.prefill_rate = 200 / seconds
 
-    def take_over(self) -> list[tuple[int, int]]:
-        """Copies of streams, for a prompt that begins with what slot 0 holds and is put into slot 2."""
+    def measure(self, move_s: float, compute_s: float) -> None:
+        """Measure a move by offloading slot 1, and set the predicted prefill time of a slot's 200 tokens."""
+        self.runner.move_s = move_s
+        assert self.offload(1)
+        self.set_compute_s(compute_s)
+
+    def n_refusals(self) -> int:
+        """Offload slot 0 until RAM gets its state; return how often it did not."""
+        return next(n for n in range(10_000) if self.offload(0))
+
+    def place_on_copy(self) -> list[tuple[int, int]]:
+        """Put a prompt that continues slot 0 into slot 2; return the stream copies that this made."""
         prompt = [*self.slots[0].tokens, 7]
         self.runner.copies.clear()
         self.cells.prepare(Placement(sequence(prompt), self.slots[2], self.slots[0], 200), self.runner.now)
@@ -89,47 +102,41 @@ def setup() -> Setup:
     return Setup()
 
 
-@pytest.mark.parametrize("quicker", [False, True])
-def test_a_beginning_is_taken_over_by_its_state_where_that_is_quicker_than_its_whole_stream(
-    setup: Setup, quicker: bool
-) -> None:
-    setup.runner.seconds = 0.003
-    setup.scheduler.move_budget.copy_s = 0.015 if quicker else 0.005
-    assert setup.take_over() == [(0, 2)]  # nobody knows yet what a state takes
-    setup.keep(1)
+@pytest.mark.parametrize("moves_are_faster", [False, True])
+def test_prefix_is_moved_as_a_state_if_that_beats_copying_its_stream(setup: Setup, moves_are_faster: bool) -> None:
+    setup.runner.move_s = 0.003
+    setup.scheduler.move_budget.copy_s = 0.015 if moves_are_faster else 0.005
+    assert setup.place_on_copy() == [(0, 2)]  # no move has been measured yet
+    setup.offload(1)
     setup.cells.clear(setup.slots[2])
-    assert setup.take_over() == [(0, 2)]  # the first copy is still to be carried out, which a state would wait for
+    assert setup.place_on_copy() == [(0, 2)]  # a state would have to wait for the first copy, which is pending
     setup.scheduler.move_budget.n_copies = 0
     setup.cells.clear(setup.slots[2])
-    assert setup.take_over() == ([] if quicker else [(0, 2)])
+    assert setup.place_on_copy() == ([] if moves_are_faster else [(0, 2)])
 
 
-def test_moves_of_one_step_hold_others_up_for_no_longer_than_a_step_together(setup: Setup) -> None:
-    setup.runner.seconds = STEP_S * 0.6
-    setup.generate()
-    assert setup.keep(0)
-    assert not setup.keep(1)
+def test_all_moves_of_a_step_together_stall_others_for_at_most_a_step(setup: Setup) -> None:
+    setup.runner.move_s = STEP_S * 0.6
+    setup.run_sequence()
+    assert setup.offload(0)
+    assert not setup.offload(1)
     setup.scheduler.move_budget.spent_s = 0.0
-    assert setup.keep(1)
+    assert setup.offload(1)
 
 
 @pytest.mark.parametrize(("n_exact", "saves"), [(10, False), (50, False), (150, True)])
-def test_tokens_that_were_shifted_are_not_lost_since_nobody_can_reuse_them(
-    setup: Setup, n_exact: int, *, saves: bool
-) -> None:
-    setup.runner.seconds = 0.01
-    setup.keep(1)
-    setup.computes(0.08)
+def test_only_exact_tokens_count_as_lost(setup: Setup, n_exact: int, *, saves: bool) -> None:
+    setup.measure(move_s=0.01, compute_s=0.08)
     setup.slots[0].n_exact = n_exact
-    assert setup.keep(0) == saves
+    assert setup.offload(0) == saves
     assert setup.slots[0].keep_value(0.0) == n_exact
 
 
-def test_tokens_that_are_not_exact_are_lost_before_exact_ones(setup: Setup) -> None:
+def test_eviction_is_counted_if_enough_exact_tokens_are_lost(setup: Setup) -> None:
     slot = setup.slots[0]
     slot.n_exact = 100
     before = setup.cells._stats.n_slot_evictions
-    setup.cells.offload(slot, 110, 0.0)  # 90 stay, so 10 exact ones are lost
+    setup.cells.offload(slot, 110, 0.0)  # 10 exact tokens are lost, too few to count
     assert setup.cells._stats.n_slot_evictions == before
     setup.cells.offload(slot, 120, 0.0)
     assert setup.cells._stats.n_slot_evictions == before + 1
@@ -137,82 +144,62 @@ def test_tokens_that_are_not_exact_are_lost_before_exact_ones(setup: Setup) -> N
 
 @pytest.mark.parametrize(("n_elsewhere", "saves"), [(0, True), (50, True), (100, False), (190, False)])
 @pytest.mark.parametrize("in_ram", [False, True])
-def test_tokens_that_another_slot_or_ram_holds_are_not_lost(
-    setup: Setup, n_elsewhere: int, *, saves: bool, in_ram: bool
-) -> None:
-    setup.runner.seconds = 0.04
-    assert setup.keep(1)  # tells what a move takes
-    setup.computes(0.2)
+def test_tokens_held_elsewhere_are_not_lost(setup: Setup, n_elsewhere: int, *, saves: bool, in_ram: bool) -> None:
+    setup.measure(move_s=0.04, compute_s=0.2)
     shared = [*setup.slots[0].tokens[:n_elsewhere], *[5] * 10]
     if in_ram:
         setup.scheduler.ram.put(CacheEntry(shared), 0.0)
     else:
         setup.slots[2].tokens = shared
-    assert setup.keep(0) == saves
+    assert setup.offload(0) == saves
 
 
 @pytest.mark.parametrize(("compute_s", "saves"), [(0.31, True), (0.29, False)])
-def test_a_state_is_saved_where_three_moves_are_quicker_than_computing(
-    setup: Setup, compute_s: float, *, saves: bool
-) -> None:
-    """Its save, its load, and the save of another one that nobody uses."""
-    setup.runner.seconds = 0.1
-    assert setup.keep(1)
-    setup.computes(compute_s)
-    assert setup.keep(0) == saves
+def test_state_is_saved_if_three_moves_beat_computing(setup: Setup, compute_s: float, *, saves: bool) -> None:
+    """Three moves for each use: a save, a load, and the save of a state that is never used (`MOVES_PER_USE`)."""
+    setup.measure(0.1, compute_s)
+    assert setup.offload(0) == saves
 
 
-def test_a_single_slow_move_keeps_states_from_being_saved_for_a_while_only(setup: Setup) -> None:
-    setup.runner.seconds = 0.3
-    assert setup.keep(1)
-    setup.computes(0.3)
-    setup.runner.seconds = 0.01
-    n_refused = 0
-    while not setup.keep(0):
-        n_refused += 1
-        assert n_refused < 10_000
-    assert n_refused > 1000
+def test_single_slow_move_prevents_saves_only_for_a_while(setup: Setup) -> None:
+    setup.measure(move_s=0.3, compute_s=0.3)
+    setup.runner.move_s = 0.01
+    assert setup.n_refusals() > 1000
     assert setup.scheduler.move_budget.admits(1000, 200)
 
 
-def test_a_move_is_tried_and_measured_though_every_state_seems_too_large(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with 64 slots of long prompts and a fast device, where no step is without a sequence."""
+def test_move_is_tried_eventually_even_if_states_seem_too_large(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example with 64 slots of long prompts on a fast device, where sequences decode in every step."""
     monkeypatch.setattr("server.engine.cache.move_budget.ASSUMED_RATE", 100.0)
-    setup.generate()
-    setup.computes(1000.0)
-    setup.runner.seconds = 0.01
-    n_refused = 0
-    while not setup.keep(0):
-        n_refused += 1
-        assert n_refused < 10_000
-    assert n_refused > 10
+    setup.run_sequence()
+    setup.set_compute_s(1000.0)
+    setup.runner.move_s = 0.01
+    assert setup.n_refusals() > 10
     setup.scheduler.move_budget.spent_s = 0.0
-    assert setup.keep(1)
+    assert setup.offload(1)
 
 
-def test_a_large_state_of_few_tokens_also_tells_what_a_move_takes() -> None:
+def test_large_state_of_few_tokens_also_measures_the_bandwidth() -> None:
     """A recurrent state has 100 MB however short the conversation is."""
-    budget = MoveBudget(computed=5000.0)
-    assert budget.pays(100 << 20, 60)  # nobody knows yet
+    budget = MoveBudget(prefill_rate=5000.0)
+    assert budget.pays(100 << 20, 60)  # not measured yet
     budget.observe_move(60, 100 << 20, 0.05)
     assert not budget.pays(100 << 20, 60)
 
 
-def test_a_pinned_prefix_is_loaded_although_a_newer_and_larger_state_also_begins_with_it(setup: Setup) -> None:
+def test_pinned_prefix_is_loaded_instead_of_a_newer_larger_state_that_starts_with_it(setup: Setup) -> None:
     ram, budget, prefix = setup.scheduler.ram, setup.scheduler.move_budget, [5] * 100
     pinned = CacheEntry(prefix, state=bytes(500))
     assert ram.pin(pinned, 60.0, 0.0)
     ram.put(CacheEntry([*prefix, *[6] * 400], state=bytes(2500)), 0.0)
-    budget.bandwidth, budget.computed = 1000.0, 100.0
+    budget.bandwidth, budget.prefill_rate = 1000.0, 100.0
     placement = setup.scheduler.placer.find(sequence([*prefix, 9]), 0.0)
     assert placement is not None
     assert placement.source is pinned
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_nothing_from_before_a_reset_is_shifted(setup: Setup, *, is_reset: bool) -> None:
+def test_tokens_from_before_a_reset_are_not_shifted(setup: Setup, *, is_reset: bool) -> None:
     setup.slots[0].tokens[:20] = [8] * 20
     setup.slots[0].n_exact = 0 if is_reset else 200
     placement = setup.scheduler.placer.find(sequence([*[0] * 100, 9], n_cache_reuse=16), 0.0)
@@ -220,7 +207,7 @@ def test_nothing_from_before_a_reset_is_shifted(setup: Setup, *, is_reset: bool)
     assert placement.n_cached == (0 if is_reset else 100)
 
 
-def test_what_busy_slots_hold_counts_no_longer_after_a_reset_and_nobody_waits_for_it(setup: Setup) -> None:
+def test_reset_drops_checkpoints_of_busy_slots_and_ends_waits_for_their_prefixes(setup: Setup) -> None:
     scheduler, busy = setup.scheduler, setup.slots[2]
     busy.sequence = sequence([7] * 200, phase=Phase.PREFILL, slot=busy)
     busy.tokens, busy.checkpoints = [7] * 100, {90: bytes(500)}
@@ -234,9 +221,7 @@ def test_what_busy_slots_hold_counts_no_longer_after_a_reset_and_nobody_waits_fo
     assert (placement.sequence, placement.source) == (twin, None)
 
 
-def test_states_that_may_have_spoiled_a_sequence_are_only_those_of_the_preempted_ones_that_have_them(
-    setup: Setup,
-) -> None:
+def test_after_a_fault_only_their_own_sequences_resume_from_states_with_the_same_prefix(setup: Setup) -> None:
     for slot in setup.slots[:2]:
         slot.sequence = sequence(list(slot.tokens), phase=Phase.DECODE, slot=slot)
         setup.cells.preempt(slot.sequence, 0.0)
@@ -244,33 +229,31 @@ def test_states_that_may_have_spoiled_a_sequence_are_only_those_of_the_preempted
     assert [(entry.tokens[0], entry.n_exact > 0) for entry in setup.scheduler.ram] == [(0, True), (1, False)]
 
 
-def test_a_pin_during_a_reset_says_so(setup: Setup) -> None:
+def test_pin_during_a_reset_is_refused_with_the_reason(setup: Setup) -> None:
     setup.scheduler.ram.offloads = False
     with pytest.raises(InvalidRequest, match="the cache was reset meanwhile"):
         setup.cells.pin(setup.slots[0], 60.0, 0.0)
 
 
-def test_the_first_move_stalls_nobody_for_longer_than_a_step_either(setup: Setup) -> None:
+def test_first_unmeasured_move_is_also_limited_to_a_step(setup: Setup) -> None:
     budget = setup.scheduler.move_budget
     assert not budget.move_stalls(4 << 30)
-    setup.generate()
+    setup.run_sequence()
     assert not budget.move_stalls(64 << 20)
     assert budget.move_stalls(4 << 30)
 
 
 @pytest.mark.parametrize(("compute_s", "pays"), [(0.3, True), (0.05, False)])
-def test_a_state_is_loaded_and_one_on_disk_waited_for_where_loading_is_quicker_than_computing(
-    setup: Setup, compute_s: float, *, pays: bool
-) -> None:
-    setup.runner.seconds = 0.1
-    assert setup.keep(0)
+def test_state_is_loaded_or_awaited_if_that_beats_computing(setup: Setup, compute_s: float, *, pays: bool) -> None:
+    setup.runner.move_s = 0.1
+    assert setup.offload(0)
     setup.cells.clear(setup.slots[0])
-    setup.computes(compute_s)
+    setup.set_compute_s(compute_s)
     placer, (entry,) = setup.scheduler.placer, setup.scheduler.ram
     placement = placer.find(sequence([0] * 200 + [9]), 0.0)
     assert placement is not None
     assert placement.n_reuse == (200 if pays else 0)
-    placer.disk = disk = DiskCache(Files(), 1 << 30, still, lambda: None, can_cut=True)
+    placer.disk = disk = DiskCache(FakeFiles(), 1 << 30, Clock(), lambda: None, can_cut=True)
     try:
         disk.ready.result(60)
         disk.index.put(CacheEntry([5] * 200, size=len(entry.state)), 0.0)
@@ -281,19 +264,17 @@ def test_a_state_is_loaded_and_one_on_disk_waited_for_where_loading_is_quicker_t
 
 @pytest.mark.parametrize("phase", [Phase.DECODE, Phase.PREFILL])
 @pytest.mark.parametrize(("steps", "moves"), [(0.9, True), (1.1, False)])
-def test_no_load_or_save_holds_others_up_for_longer_than_a_step(
-    setup: Setup, phase: Phase, steps: float, *, moves: bool
-) -> None:
+def test_moves_longer_than_a_step_are_not_made(setup: Setup, phase: Phase, steps: float, *, moves: bool) -> None:
     budget = setup.scheduler.move_budget
-    setup.computes(1000.0)  # however much it saves
-    setup.runner.seconds = steps * (STEP_S if phase is Phase.DECODE else PREFILL_ONLY_S)
-    assert setup.keep(1)
+    setup.set_compute_s(1000.0)  # every move would pay
+    setup.runner.move_s = steps * (STEP_S if phase is Phase.DECODE else PREFILL_ONLY_S)
+    assert setup.offload(1)
     (entry,) = setup.scheduler.ram
     budget.spent_s = 0.0
     assert not budget.move_stalls(len(entry.state))
-    setup.generate(phase)
+    setup.run_sequence(phase)
     assert budget.move_stalls(len(entry.state)) != moves
-    assert setup.keep(0) == moves
+    assert setup.offload(0) == moves
     budget.spent_s, slot = 0.0, setup.slots[0]
     slot.sequence = victim = sequence(slot.tokens, phase=Phase.DECODE, slot=slot)
     setup.cells.preempt(victim, setup.runner.now)
@@ -301,27 +282,27 @@ def test_no_load_or_save_holds_others_up_for_longer_than_a_step(
     assert not slot.tokens
 
 
-def test_idle_slots_are_written_once_for_other_processes(setup: Setup) -> None:
-    files = Files()
+def test_idle_slots_are_written_once_to_a_shared_disk(setup: Setup) -> None:
+    files = FakeFiles()
     files.shared = True
-    disk = DiskCache(files, 1 << 30, still, lambda: None, can_cut=True)
+    disk = DiskCache(files, 1 << 30, Clock(), lambda: None, can_cut=True)
     disk.ready.result(60)
     cells = setup.cells
     setup.scheduler.placer.disk = disk
-    setup.runner.seconds = 2 * STEP_S
-    setup.keep(0)  # which tells what it takes: longer than a step, less than a prompt's
+    setup.runner.move_s = 2 * STEP_S
+    setup.offload(0)  # measures a move: longer than a decode step, shorter than a prefill-only step
     for slot in setup.slots[:2]:
         slot.last = sequence(slot.tokens)
-    setup.generate()
-    assert not cells.write_for_others()  # others are at work
+    setup.run_sequence()
+    assert not cells.write_for_others()  # a sequence runs
     setup.slots[2].sequence = None
     assert cells.write_for_others()
-    assert not cells.write_for_others()  # slot 0's went there with RAM's copy
+    assert not cells.write_for_others()  # slot 0 was written when it was offloaded to RAM
     disk.close()
     assert sorted(saved.tokens[0] for saved in files.saved.values()) == [0, 1]
 
 
-def test_no_checkpoint_follows_one_that_stalled_others_while_they_decode() -> None:
+def test_no_more_checkpoints_are_made_while_others_decode_if_one_has_stalled_them() -> None:
     class SlowCheckpoints(FakeRunner):
         now = 0.0
 
@@ -343,8 +324,8 @@ def test_no_checkpoint_follows_one_that_stalled_others_while_they_decode() -> No
     assert (list(slot.checkpoints), runner.now) == ([100], 1.0)
 
 
-class Counting(FakeRunner):
-    """Counts the states that it gives."""
+class CountingRunner(FakeRunner):
+    """Counts the states that it saves."""
 
     n_saved = 0
 
@@ -353,11 +334,11 @@ class Counting(FakeRunner):
         return super().seq_save(seq)
 
 
-class Unified:
-    """Slot 0 holds 100 tokens, computed alone; slot 1 others."""
+class UnifiedSetup:
+    """Slots with unified KV; slots 0 and 1 hold 100 tokens each, in cells of their own."""
 
     def __init__(self, n_seq: int = 3) -> None:
-        self.runner = Counting(n_seq=n_seq, n_ctx_seq=200, n_cells=600, unified=True)
+        self.runner = CountingRunner(n_seq=n_seq, n_ctx_seq=200, n_cells=600, unified=True)
         self.scheduler = Scheduler(self.runner.info, EngineParams(cache_ram=0))
         self.cells = Cells(self.runner, self.scheduler, lambda: 0.0)
         self.fill(0, list(range(100)))
@@ -372,70 +353,57 @@ class Unified:
         return self.scheduler.slots
 
     def copy(self, source: int, target: int, n: int) -> None:
+        """Place a sequence in slot `target` on the first `n` tokens of slot `source`, whose cells they then share."""
         prompt = self.slots[source].tokens[:n]
         made = sequence(prompt, phase=Phase.DECODE, slot=self.slots[target])
         self.cells.prepare(Placement(made, self.slots[target], self.slots[source], n), 0.0)
 
-    def shift(self, slot: int, keep: int, discard: int) -> None:
-        made = sequence(list(self.slots[slot].tokens), phase=Phase.DECODE, slot=self.slots[slot])
-        self.slots[slot].sequence = made
-        self.cells.shift(made, keep, discard, 0.0)
-        self.check()
-
-    def check(self) -> None:
-        """What slots say is what cells hold."""
-        assert [slot.tokens for slot in self.slots] == [self.runner.cells[slot.id] for slot in self.slots]
-
-
-@pytest.fixture
-def unified_cells() -> Unified:
-    return Unified()
-
 
 @pytest.mark.parametrize(("n_shared", "n_saved"), [(0, 0), (40, 0), (41, 1)])
-def test_runs_that_a_prompt_reuses_move_in_place(unified_cells: Unified, n_shared: int, n_saved: int) -> None:
+def test_reused_runs_are_shifted_in_place_unless_another_slot_shares_them(n_shared: int, n_saved: int) -> None:
+    setup = UnifiedSetup()
     if n_shared:
-        unified_cells.copy(0, 2, n_shared)
-    slot = unified_cells.slots[0]
+        setup.copy(0, 2, n_shared)
+    slot = setup.slots[0]
     prompt = [*range(10), *range(40, 100), 7]
     placement = Placement(sequence(prompt, phase=Phase.DECODE, slot=slot), slot, slot, 10, (range(40, 100),))
-    unified_cells.cells.prepare(placement, 0.0)
-    assert unified_cells.runner.n_saved == n_saved
+    setup.cells.prepare(placement, 0.0)
+    assert setup.runner.n_saved == n_saved
     assert slot.tokens == prompt[:-1]
-    unified_cells.check()
+    assert [slot.tokens for slot in setup.slots] == [setup.runner.cells[slot.id] for slot in setup.slots]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_shared_cells_are_counted_once_whoever_leaves(seed: int) -> None:
-    """Beside what is counted by the slots, the cells themselves: one object each."""
-    draw, bench = random.Random(seed), Unified(n_seq=6)
-    slots = bench.slots
-    held: list[list[Any]] = [[object() for _ in range(100)], [object() for _ in range(100)], [], [], [], []]
+def test_shared_cells_count_once_after_random_copies_and_truncations(seed: int) -> None:
+    """``cells`` models what each slot holds: one object for each cell."""
+    draw, setup = random.Random(seed), UnifiedSetup(n_seq=6)
+    slots = setup.slots
+    cells: list[list[Any]] = [[object() for _ in range(100)], [object() for _ in range(100)], [], [], [], []]
     for _ in range(60):
         at, other = draw.sample(range(6), 2)
-        n, what = draw.randint(0, 100), draw.choice(["copy", "cut", "clear", "decode"])
-        if what == "copy" and held[other]:
-            n = min(n + 1, len(held[other]))
-            bench.copy(other, at, n)
-            held[at] = held[other][:n]
-        elif what == "cut" and n < len(held[at]):
-            bench.cells.truncate(slots[at], n)
-            del held[at][n:]
-        elif what == "clear":
-            bench.cells.clear(slots[at])
-            held[at] = []
-        elif what == "decode" and len(held[at]) < 150:
-            bench.fill(at, [*slots[at].tokens, *range(at, at + 10)])
-            held[at] += [object() for _ in range(10)]
-        assert sum(len(slot.tokens) - slot.n_shared for slot in slots) == len(set().union(*held))
+        n, operation = draw.randint(0, 100), draw.choice(["copy", "truncate", "clear", "decode"])
+        if operation == "copy" and cells[other]:
+            n = min(n + 1, len(cells[other]))
+            setup.copy(other, at, n)
+            cells[at] = cells[other][:n]
+        elif operation == "truncate" and n < len(cells[at]):
+            setup.cells.truncate(slots[at], n)
+            del cells[at][n:]
+        elif operation == "clear":
+            setup.cells.clear(slots[at])
+            cells[at] = []
+        elif operation == "decode" and len(cells[at]) < 150:
+            setup.fill(at, [*slots[at].tokens, *range(at, at + 10)])
+            cells[at] += [object() for _ in range(10)]
+        assert sum(len(slot.tokens) - slot.n_shared for slot in slots) == len(set().union(*cells))
         for i, slot in enumerate(slots):
-            shared = [common_prefix(held[i], theirs) for j, theirs in enumerate(held) if j != i]
-            assert bench.cells.n_held_elsewhere(slot) == max(shared)
+            shared = [common_prefix(cells[i], theirs) for j, theirs in enumerate(cells) if j != i]
+            assert setup.cells.n_held_elsewhere(slot) == max(shared)
 
 
 @pytest.mark.timeout(60)
-async def test_a_shift_for_which_there_is_no_memory_has_its_request_computed_anew_though_nobody_else_is_there() -> None:
-    class Full(Counting):
+async def test_only_request_is_recomputed_if_there_is_no_memory_for_its_context_shift() -> None:
+    class FailingRunner(CountingRunner):
         """Has no memory for the first state."""
 
         def seq_save(self, seq: int) -> bytes:
@@ -444,7 +412,7 @@ async def test_a_shift_for_which_there_is_no_memory_has_its_request_computed_ane
                 raise MemoryError
             return state
 
-    runner = Full(n_seq=2, n_ctx_seq=100, n_cells=400, unified=True)
+    runner = FailingRunner(n_seq=2, n_ctx_seq=100, n_cells=400, unified=True)
     async with engine_over(runner, context_shift=True, cache_ram=0) as engine:
         await run(engine, request("a" * 80, id_slot=0, max_tokens=1))
         (reply,) = await run(engine, request("a" * 80 + "b", id_slot=1, max_tokens=60, n_keep=0))
@@ -452,25 +420,22 @@ async def test_a_shift_for_which_there_is_no_memory_has_its_request_computed_ane
     assert len(reply.text) == 60
 
 
-def unified(n_cells: int = 2048, n_seq: int = 4) -> FakeRunner:
-    return FakeRunner(n_seq=n_seq, n_ctx_seq=n_cells, n_cells=n_cells, unified=True)
-
-
-async def test_a_kept_state_comes_back_when_idle_caches_fill_the_cells() -> None:
-    async with engine_over(unified(), clock=still) as engine:
+async def test_state_is_loaded_from_ram_although_idle_caches_fill_the_cells() -> None:
+    runner = FakeRunner(n_seq=4, n_ctx_seq=2048, n_cells=2048, unified=True)
+    async with engine_over(runner, clock=Clock()) as engine:
         for name, n in (("x", 500), ("a", 600), ("b", 600), ("c", 600), ("t", 20)):
             await run(engine, request(name * n, max_tokens=2))
         again = request("x" * 500 + "!")
         (reply,) = await run(engine, again)
         assert engine.stats.n_ram_hits == 1
     assert reply.started.n_cached == 501
-    assert reply.text == alone(again)
+    assert reply.text == expected_text(again)
 
 
 @pytest.mark.parametrize(("n_more", "n_cached"), [(5, 21), (4, 17)])  # the last token of a prompt is always computed
-async def test_a_short_prompt_that_was_sent_before_is_taken_from_ram(n_more: int, n_cached: int) -> None:
+async def test_repeated_short_prompt_is_loaded_from_ram(n_more: int, n_cached: int) -> None:
     prompt = "a" * 16 + "b" * n_more
-    async with engine_over(FakeRunner(n_seq=1), clock=still) as engine:
+    async with engine_over(FakeRunner(n_seq=1), clock=Clock()) as engine:
         await run(engine, request(prompt, max_tokens=20))
         await run(engine, request("a" * 16 + "c" * 20, max_tokens=1))
         (reply,) = await run(engine, request(prompt, max_tokens=1))
@@ -479,7 +444,7 @@ async def test_a_short_prompt_that_was_sent_before_is_taken_from_ram(n_more: int
 
 async def test_evictions_from_slots_and_from_ram_are_counted() -> None:
     runner = FakeRunner(n_seq=1, n_ctx_seq=1024, n_state_bytes=400 << 10)
-    async with engine_over(runner, cache_ram=1, clock=still) as engine:
+    async with engine_over(runner, cache_ram=1, clock=Clock()) as engine:
         for name in "abcd":
             await run(engine, request(name * 100, max_tokens=1))
         await run(engine, request("d" * 100 + "!", max_tokens=1))  # continues in its slot
@@ -487,35 +452,25 @@ async def test_evictions_from_slots_and_from_ram_are_counted() -> None:
         assert (stats.n_slot_evictions, stats.n_ram_evictions) == (3, 1)
 
 
-async def test_a_state_from_disk_takes_the_room_of_idle_caches() -> None:
-    files: Files = await on_disk("x" * 500)
-    async with engine_over(unified(), cache_disk=1, clock=still) as engine:
-        await engine.use_disk(files)
-        for name in "abc":
-            await run(engine, request(name * 650, max_tokens=2))
-        (reply,) = await run(engine, request("x" * 500 + "!"))
-    assert reply.started.n_cached == 501
-
-
 def running(n_prompt: int, n_computed: int, n_keep: int, n_discard: int) -> Sequence:
     return sequence([1] * n_prompt, slot=Slot(tokens=[1] * n_computed), n_keep=n_keep, n_discard=n_discard)
 
 
-def test_half_of_what_follows_the_kept_beginning_is_dropped() -> None:
+def test_context_shift_keeps_n_keep_tokens_and_drops_half_of_the_rest() -> None:
     assert shift_sizes(running(10, 99, 10, 0), 100, add_bos=False) == (10, 44)
     assert shift_sizes(running(10, 99, 10, 0), 100, add_bos=True) == (11, 44)
     assert shift_sizes(running(10, 99, -1, 7), 100, add_bos=False) == (10, 7)
 
 
 @given(st.integers(1, 98), st.integers(-1, 200), st.integers(0, 200), st.booleans())
-def test_a_shift_always_makes_room_and_leaves_something(n_prompt: int, keep: int, discard: int, bos: bool) -> None:
+def test_context_shift_always_drops_some_tokens_but_not_all(n_prompt: int, keep: int, discard: int, bos: bool) -> None:
     kept, dropped = shift_sizes(running(n_prompt, 99, keep, discard), 100, add_bos=bos)
     assert dropped >= 1
     assert kept + dropped < 99
 
 
-def in_python(cached: list[int], prompt: list[int], prefix: int, smallest: int) -> list[range]:
-    """As llama-server's loop says it."""
+def runs_by_llama_server(cached: list[int], prompt: list[int], prefix: int, smallest: int) -> list[range]:
+    """Return the runs to shift, found by the loop of llama-server (server-context.cpp, update_slots)."""
     found: list[range] = []
     head = at = prefix
     while head + smallest <= len(cached) and at + smallest <= len(prompt):
@@ -533,6 +488,6 @@ def in_python(cached: list[int], prompt: list[int], prefix: int, smallest: int) 
     st.lists(st.sampled_from([0, 1, 256, 65536, 1 << 20]), max_size=60),
     st.integers(1, 4),
 )
-def test_runs_are_those_that_the_reference_finds(cached: list[int], prompt: list[int], smallest: int) -> None:
+def test_runs_to_shift_are_those_of_llama_server(cached: list[int], prompt: list[int], smallest: int) -> None:
     prefix = common_prefix(cached, prompt)
-    assert runs_to_shift(cached, prompt, prefix, smallest) == in_python(cached, prompt, prefix, smallest)
+    assert runs_to_shift(cached, prompt, prefix, smallest) == runs_by_llama_server(cached, prompt, prefix, smallest)

@@ -1,4 +1,4 @@
-"""Tokens to text: whole characters, no part of a stop string, nothing lost."""
+"""`TextStream`: tokens become whole characters without any part of a stop string, and no other text is lost."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def feed_all(stream: TextStream, pieces: list[bytes]) -> list[str]:
     return [*shown, rest.text] if rest is not None else shown
 
 
-def test_the_beginning_of_a_character_is_kept_for_its_end_and_shown_when_none_comes() -> None:
+def test_incomplete_character_is_held_until_it_is_complete_or_invalid() -> None:
     stream = TextStream()
     shown = stream.feed(0, b"a\xc3", None)
     assert shown == Text(0, "a", (0,))
@@ -28,7 +28,7 @@ def test_the_beginning_of_a_character_is_kept_for_its_end_and_shown_when_none_co
     assert stream.feed(3, b"\x93c", None) == Text(0, "✓c", (2, 3))
 
 
-def test_the_earliest_of_several_stops_wins_and_takes_its_tokens_along() -> None:
+def test_earliest_stop_string_ends_the_text_and_its_tokens_are_not_shown() -> None:
     stream = TextStream(("lo w", "wor"))
     parts = [stream.feed(i, p, TokenLogprob(i, p, 0.0)) for i, p in enumerate([b"hel", b"lo", b" world"])]
     assert stream.stopping_word == "lo w"
@@ -38,24 +38,24 @@ def test_the_earliest_of_several_stops_wins_and_takes_its_tokens_along() -> None
 
 
 @given(st.text(max_size=40), st.lists(st.text("ab✓", min_size=1, max_size=4), max_size=3), st.data())
-def test_any_split_shows_the_text_up_to_the_first_stop(text: str, stops: list[str], data: st.DataObject) -> None:
+def test_every_split_ends_the_text_at_the_first_stop(text: str, stops: list[str], data: st.DataObject) -> None:
     raw = text.encode("utf-8", "replace")
     text = raw.decode()
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=10)))
-    pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
+    splits = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=10)))
+    pieces = [raw[a:b] for a, b in zip([0, *splits], [*splits, len(raw)], strict=True)]
     stream = TextStream(tuple(stops))
-    got = "".join(feed_all(stream, pieces))
-    # Within one piece several stops may appear at once; token by token the first to be complete wins.
+    shown = "".join(feed_all(stream, pieces))
+    # a piece may complete several stop strings, so which of them ends the text depends on the split
     if not any(s in text for s in stops):
-        assert got == text
+        assert shown == text
     else:
         assert stream.stopping_word in stops
-        assert text.startswith(got + stream.stopping_word)
-        assert not any(s in got for s in stops)
+        assert text.startswith(shown + stream.stopping_word)
+        assert not any(s in shown for s in stops)
 
 
 @given(st.text("abc", max_size=30), st.text("abc", min_size=2, max_size=5))
-def test_no_shown_part_ends_inside_a_stop_that_follows(text: str, stop: str) -> None:
+def test_shown_text_never_ends_with_the_start_of_a_stop_string(text: str, stop: str) -> None:
     stream = TextStream((stop,))
     shown = ""
     for i, char in enumerate(text):
@@ -63,12 +63,13 @@ def test_no_shown_part_ends_inside_a_stop_that_follows(text: str, stop: str) -> 
         shown += part.text if part is not None else ""
         if stream.stopping_word:
             break
-        seen = text[: i + 1]
-        assert not any(stop.startswith(seen[at:]) for at in range(len(shown))), "a stop may begin in what was shown"
+        fed = text[: i + 1]
+        assert not any(stop.startswith(fed[at:]) for at in range(len(shown))), "shown text may be part of a stop string"
     assert stop not in shown
 
 
-def cut(n_indent: int, *texts: str) -> tuple[str, bool]:
+def feed_indented(n_indent: int, *texts: str) -> tuple[str, bool]:
+    """Return the shown text, and whether it ended at a line with less than `n_indent`."""
     stream = TextStream(n_indent=n_indent)
     shown = ""
     for text in texts:
@@ -79,13 +80,13 @@ def cut(n_indent: int, *texts: str) -> tuple[str, bool]:
     return shown, stream.outdented
 
 
-def test_a_line_with_too_little_ends_the_text_before_its_first_letter() -> None:
-    assert cut(2, "a\n  b\n c") == ("a\n  b\n ", True)
-    assert cut(2, "a\n\tb") == ("a\n\t", True)
-    assert cut(1, "a\n\nb") == ("a\n", True)
+def test_line_with_less_indentation_ends_the_text_before_its_first_letter() -> None:
+    assert feed_indented(2, "a\n  b\n c") == ("a\n  b\n ", True)
+    assert feed_indented(2, "a\n\tb") == ("a\n\t", True)
+    assert feed_indented(1, "a\n\nb") == ("a\n", True)
 
 
 @given(st.text(" a\n", max_size=30), st.integers(1, 3), st.data())
-def test_pieces_give_what_the_whole_gives(text: str, n_indent: int, data: st.DataObject) -> None:
+def test_outdent_is_found_for_every_split(text: str, n_indent: int, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))
-    assert cut(n_indent, text[:at], text[at:]) == cut(n_indent, text)
+    assert feed_indented(n_indent, text[:at], text[at:]) == feed_indented(n_indent, text)

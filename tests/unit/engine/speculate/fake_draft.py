@@ -1,4 +1,4 @@
-"""A draft model for `FakeRunner`: right as often as wanted, and strict about what its cells hold."""
+"""A draft model for `FakeRunner` with a given error rate, and a clock that advances by the cost of decodes."""
 
 import zlib
 from collections.abc import Callable, Sequence
@@ -9,9 +9,11 @@ from tests.support.fakes import FakeRunner
 
 
 class FakeDraft:
-    """Says what `of` would say greedily, but for `wrong` of a hundred tokens, which it gives probability 0.9.
+    """Drafts the tokens that `of` generates greedily, except `wrong` percent of them; the probability is always 0.9.
+    Asserts that batches agree with its cells.
 
-    ``on_decode`` sees each batch first and may raise. ``n_cells``: of all sequences together, as in a unified cache.
+    ``on_decode`` is called with each batch first and may raise. ``n_cells``: cells of all sequences, as with unified
+    KV.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class FakeDraft:
 
 
 class Machine:
-    """A clock that goes on by what decodes cost: ``step_ms`` and ``draft_ms`` for one, and each token of it."""
+    """A clock that advances by the cost of decodes: the milliseconds of a decode, and of each of its tokens."""
 
     def __init__(self, step_ms: tuple[float, float] = (10.0, 1.0), draft_ms: tuple[float, float] = (0.5, 0.1)) -> None:
         self._now = 0.0
@@ -77,11 +79,11 @@ class Machine:
         return self._now
 
     def step(self, entries: Sequence[BatchEntry]) -> None:
-        """Of the model."""
+        """Advance by a decode of the model."""
         self._spend(self._step_ms, entries)
 
     def draft(self, entries: Sequence[BatchEntry]) -> None:
-        """Of the draft model."""
+        """Advance by a decode of the draft model."""
         self._spend(self._draft_ms, entries)
 
     def wait(self, seconds: float) -> None:
@@ -91,8 +93,7 @@ class Machine:
         self._now += (ms[0] + ms[1] * sum(len(entry.tokens) for entry in entries)) / 1e3
 
 
-def drafted(machine: Machine, wrong: int = 0, **options: object) -> FakeRunner:
-    """A fake runner with a draft model."""
+def runner_with_draft(machine: Machine, wrong: int = 0, **options: object) -> FakeRunner:
     runner = FakeRunner(on_decode=machine.step, **options)  # type: ignore[arg-type]
     runner.draft = FakeDraft(runner, wrong=wrong, on_decode=machine.draft)
     return runner

@@ -1,4 +1,6 @@
-"""Draft tokens of lookup, draft models and chance: they save steps and never change a text; what they cost and gain."""
+"""Speculation with n-gram lookup, draft models and synthetic acceptance: same texts in fewer steps, and how much it
+gains or costs on simulated machines. Uses fake runners.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from server.engine.request import Request, SamplingParams, Timings
 from server.engine.runner_api import BatchEntry
 from server.engine.speculate.cost import (
-    FORGET_STEPS,
+    EXPIRY_STEPS,
     GPU_TOKEN_COST,
     N_MEASUREMENTS,
     TOKEN_COST,
@@ -23,61 +25,60 @@ from server.engine.speculate.cost import (
 from server.engine.speculate.lookup import CHUNK, Lookup
 from server.errors import InternalError
 from tests.support.fakes import FakeRunner
-from tests.unit.engine.builders import Reply, alone, engine_over, request, run, ticking
-from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine, drafted
+from tests.unit.engine.builders import Reply, engine_over, expected_text, request, run, ticking_clock
+from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine, runner_with_draft
 
 VERSE = "row row row your boat, " * 6
+SONG = VERSE[:70] + "and merrily " + VERSE
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_model_that_cannot_forget_a_part_guesses_with_checkpoints(
-    n: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    said = VERSE[:70] + "and merrily " + VERSE
-    runner = FakeRunner(n_ctx_seq=512, replies={"sing": said}, partial_removal=False)
-    async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
+async def test_model_without_truncation_rolls_back_to_checkpoints(n: int, caplog: pytest.LogCaptureFixture) -> None:
+    runner = FakeRunner(n_ctx_seq=512, replies={"sing": SONG}, partial_removal=False)
+    async with engine_over(runner, spec_type="lookup", clock=ticking_clock()) as engine:
         replies = await run(engine, *(request("sing", max_tokens=150) for _ in range(n)))
         for reply in replies:
             timings = reply.finished[0].timings
-            assert reply.text == said[:150]
+            assert reply.text == SONG[:150]
             assert timings.draft_n > timings.draft_n_accepted > 50
-    assert "computed again" not in caplog.text
+    assert "recomputing" not in caplog.text
     assert len(runner.batches) < 120
 
 
-async def test_rejected_drafts_that_the_memory_removes_take_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = VERSE[:70] + "and merrily " + VERSE
-    runner = FakeRunner(n_ctx_seq=512, replies={"sing": said}, partial_removal=False, n_rollback=64)
+async def test_drafts_within_n_rollback_need_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = FakeRunner(n_ctx_seq=512, replies={"sing": SONG}, partial_removal=False, n_rollback=64)
     monkeypatch.setattr(FakeRunner, "seq_checkpoint", lambda self, seq: pytest.fail("a checkpoint"))
-    async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
+    async with engine_over(runner, spec_type="lookup", clock=ticking_clock()) as engine:
         (reply,) = await run(engine, request("sing", max_tokens=150))
     timings = reply.finished[0].timings
-    assert reply.text == said[:150]
+    assert reply.text == SONG[:150]
     assert timings.draft_n > timings.draft_n_accepted > 50
     n_tokens = sum(n for batch in runner.batches for _, n in batch)
     assert n_tokens == timings.prompt_n + 150 - 1 + timings.draft_n - timings.draft_n_accepted
 
 
-async def test_wrong_guesses_without_a_way_back_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = VERSE[:70] + "and merrily " + VERSE
-    runner = FakeRunner(n_ctx_seq=512, replies={"sing": said}, partial_removal=False)
+async def test_sequence_is_recomputed_if_its_checkpoint_cannot_be_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = FakeRunner(n_ctx_seq=512, replies={"sing": SONG}, partial_removal=False)
     monkeypatch.setattr(FakeRunner, "seq_rewind", lambda self, seq, _state, _n: not self.seq_remove(seq, 0))
-    async with engine_over(runner, spec_type="lookup", clock=ticking()) as engine:
+    async with engine_over(runner, spec_type="lookup", clock=ticking_clock()) as engine:
         (reply,) = await run(engine, request("sing", max_tokens=150))
-    assert reply.text == said[:150]
+    assert reply.text == SONG[:150]
 
 
-def over(tokens: list[int], size: int = 2) -> Lookup:
-    return Lookup(tokens, size, n_more=4096)
+# ---- n-gram lookup
 
 
-def test_what_followed_the_same_tokens_last_is_guessed() -> None:
-    lookup = over([1, 2, 3, 4, 1, 2, 9, 1, 2])
+def lookup_in(tokens: list[int]) -> Lookup:
+    return Lookup(tokens, 2, n_more=4096)
+
+
+def test_lookup_proposes_what_followed_the_last_occurrence() -> None:
+    lookup = lookup_in([1, 2, 3, 4, 1, 2, 9, 1, 2])
     assert lookup.propose(4) == [9, 1, 2, 9]
 
 
-def test_a_text_is_followed_past_a_token_that_was_replaced() -> None:
-    lookup = over([*range(10, 30), 1, 10, 11, 12, 13])
+def test_lookup_follows_a_text_past_a_replaced_token() -> None:
+    lookup = lookup_in([*range(10, 30), 1, 10, 11, 12, 13])
     assert lookup.propose(2) == [14, 15]
     lookup.add(99)
     assert lookup.propose(2) == [15, 16]
@@ -85,30 +86,32 @@ def test_a_text_is_followed_past_a_token_that_was_replaced() -> None:
     assert lookup.propose(2) == [16, 17]
 
 
-def test_a_text_is_not_followed_for_long_when_it_differs() -> None:
-    lookup = over([*range(10, 30), 1, 10, 11, 12, 13])
+def test_lookup_stops_following_a_text_after_several_different_tokens() -> None:
+    lookup = lookup_in([*range(10, 30), 1, 10, 11, 12, 13])
     assert lookup.propose(2)
     for token in range(200, 204):
         lookup.add(token)
     assert lookup.propose(2) == []
 
 
-def test_a_long_prompt_is_indexed_in_parts() -> None:
-    lookup = over([*range(3 * CHUNK), 5, 6])
-    found = [lookup.propose(1) for _ in range(5)]
-    assert found == [[], [], [], [7], [7]]
+def test_long_prompt_is_indexed_in_chunks() -> None:
+    lookup = lookup_in([*range(3 * CHUNK), 5, 6])
+    assert [lookup.propose(1) for _ in range(5)] == [[], [], [], [7], [7]]
 
 
 @given(st.lists(st.integers(0, 3), max_size=80), st.integers(1, 10), st.integers(1, 30))
-def test_a_guess_follows_an_earlier_occurrence(tokens: list[int], size: int, part: int) -> None:
+def test_proposed_tokens_followed_the_same_n_gram_before(tokens: list[int], size: int, chunk: int) -> None:
     lookup = Lookup([], size, n_more=256)
-    for start in range(0, len(tokens), part):
-        lookup.tokens += tokens[start : start + part]
+    for start in range(0, len(tokens), chunk):
+        lookup.tokens += tokens[start : start + chunk]
         lookup._index()
-    guess = lookup.propose(8)
-    whole = tokens + guess
-    joined = [whole[i : i + size + len(guess)] for i in range(len(tokens) - size)]
-    assert not guess or tokens[-size:] + guess in joined
+    draft = lookup.propose(8)
+    text = tokens + draft
+    earlier = [text[i : i + size + len(draft)] for i in range(len(tokens) - size)]
+    assert not draft or tokens[-size:] + draft in earlier
+
+
+# ---- draft models and synthetic acceptance
 
 
 @pytest.fixture
@@ -116,59 +119,61 @@ def machine() -> Machine:
     return Machine()
 
 
-async def answers(machine: Machine, runner: FakeRunner, *wanted: Request, **params: Any) -> list[Reply]:
+async def run_with_draft(machine: Machine, runner: FakeRunner, *requests: Request, **params: Any) -> list[Reply]:
     async with engine_over(runner, clock=machine, spec_type="draft-simple", **params) as engine:
-        return await run(engine, *wanted)
+        return await run(engine, *requests)
 
 
 def timings(reply: Reply) -> Timings:
     return reply.finished[0].timings
 
 
-async def test_what_is_always_taken_is_the_drafts_and_not_the_models(machine: Machine) -> None:
-    wanted = request("hello", max_tokens=40, sampling=SamplingParams(temperature=0, ignore_eos=True))
-    (reply,) = await answers(machine, drafted(machine, wrong=10), wanted, spec_synth=(1.0,) * 4)
+async def test_synthetic_rate_of_1_accepts_every_draft_token(machine: Machine) -> None:
+    req = request("hello", max_tokens=40, sampling=SamplingParams(temperature=0, ignore_eos=True))
+    (reply,) = await run_with_draft(machine, runner_with_draft(machine, wrong=10), req, spec_synth=(1.0,) * 4)
     assert timings(reply).draft_n_accepted == timings(reply).draft_n > 20
-    assert reply.text != alone(wanted)
+    assert reply.text != expected_text(req)
     assert timings(reply).predicted_n == 40
 
 
-async def test_the_same_seed_takes_the_same_guesses(machine: Machine) -> None:
-    wanted = request("hello", max_tokens=60, sampling=SamplingParams(temperature=0, seed=7, ignore_eos=True))
+async def test_synthetic_acceptance_depends_only_on_the_seed(machine: Machine) -> None:
+    req = request("hello", max_tokens=60, sampling=SamplingParams(temperature=0, seed=7, ignore_eos=True))
     rates = 0.75, 0.7, 0.5
-    first, again = await answers(machine, drafted(machine, wrong=10), wanted, replace(wanted), spec_synth=rates)
+    first, again = await run_with_draft(
+        machine, runner_with_draft(machine, wrong=10), req, replace(req), spec_synth=rates
+    )
     assert (timings(first).draft_n, first.text) == (timings(again).draft_n, again.text)
     assert 0 < timings(first).draft_n_accepted < timings(first).draft_n
 
 
-async def test_a_draft_model_that_is_never_right_is_left_alone(machine: Machine) -> None:
-    runner = drafted(machine, wrong=100)
-    wanted = request("hello", max_tokens=200)
-    (reply,) = await answers(machine, runner, wanted)
-    assert reply.text == alone(wanted)
+async def test_draft_model_whose_tokens_are_all_rejected_is_soon_used_no_more(machine: Machine) -> None:
+    runner = runner_with_draft(machine, wrong=100)
+    req = request("hello", max_tokens=200)
+    (reply,) = await run_with_draft(machine, runner, req)
+    assert reply.text == expected_text(req)
     assert timings(reply).draft_n_accepted == 0
     assert timings(reply).draft_n < 40
 
 
-async def test_a_long_prompt_is_read_in_parts_before_it_is_drafted_for(machine: Machine) -> None:
-    runner = drafted(machine, n_ctx_seq=2048, n_batch=512)
-    wanted = request("abc" * 400, max_tokens=400)
-    (reply,) = await answers(machine, runner, wanted)
-    assert reply.text == alone(wanted)
+async def test_draft_model_prefills_a_long_prompt_in_chunks(machine: Machine) -> None:
+    runner = runner_with_draft(machine, n_ctx_seq=2048, n_batch=512)
+    req = request("abc" * 400, max_tokens=400)
+    (reply,) = await run_with_draft(machine, runner, req)
+    assert reply.text == expected_text(req)
     assert timings(reply).draft_n_accepted > 100
     assert isinstance(runner.draft, FakeDraft)
     assert max(max(batch) for batch in runner.draft.batches) <= 64
 
 
-async def test_a_long_prompt_of_a_short_answer_is_not_read_at_all(machine: Machine) -> None:
-    runner = drafted(machine, n_ctx_seq=2048, n_batch=512)
-    await answers(machine, runner, request("abc" * 400, max_tokens=8))
+async def test_draft_model_does_not_prefill_a_long_prompt_for_a_short_reply(machine: Machine) -> None:
+    runner = runner_with_draft(machine, n_ctx_seq=2048, n_batch=512)
+    await run_with_draft(machine, runner, request("abc" * 400, max_tokens=8))
     assert isinstance(runner.draft, FakeDraft)
     assert runner.draft.batches == []
 
 
 @pytest.mark.parametrize(("spec_type", "name"), [("draft-simple", "the draft model"), ("lookup", "n-gram speculation")])
-async def test_drafting_that_fails_fails_no_request_and_is_logged_once_a_minute(
+async def test_speculation_fault_fails_no_request_and_is_logged_once_a_minute(
     spec_type: str, name: str, machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(entries: Sequence[BatchEntry]) -> None:
@@ -181,106 +186,112 @@ async def test_drafting_that_fails_fails_no_request_and_is_logged_once_a_minute(
         runner.draft = FakeDraft(runner, on_decode=fail)
     else:
         monkeypatch.setattr(Lookup, "propose", lambda self, most: 1 // 0)
-    wanted = [request(f"prompt {i}", max_tokens=50) for i in range(6)]
-    said = f"{name} failed; the current requests continue without it"
+    requests = [request(f"prompt {i}", max_tokens=50) for i in range(6)]
+    message = f"{name} failed; the current requests continue without it"
     async with engine_over(runner, clock=machine, spec_type=spec_type) as engine:
         for n in (1, 2):
-            replies = await run(engine, *wanted)
-            assert [reply.text for reply in replies] == [alone(each) for each in wanted]
-            assert [record.message for record in caplog.records] == [said] * n
+            replies = await run(engine, *requests)
+            assert [reply.text for reply in replies] == [expected_text(each) for each in requests]
+            assert [record.message for record in caplog.records] == [message] * n
             machine.wait(60.0)
 
 
-async def test_a_draft_model_drafts_to_the_end_of_its_own_shorter_context(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
-    runner = drafted(machine, n_ctx_seq=512, replies={"sing": VERSE * 2})
+async def test_draft_model_drafts_to_the_end_of_its_context(machine: Machine, caplog: pytest.LogCaptureFixture) -> None:
+    runner = runner_with_draft(machine, n_ctx_seq=512, replies={"sing": VERSE * 2})
     assert isinstance(runner.draft, FakeDraft)
     runner.draft.info = replace(runner.draft.info, n_ctx_seq=100)
-    (reply,) = await answers(machine, runner, request("sing", max_tokens=200))
+    (reply,) = await run_with_draft(machine, runner, request("sing", max_tokens=200))
     assert reply.text == (VERSE * 2)[:200]
     assert timings(reply).draft_n_accepted > 30
     assert "the draft model failed" not in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("limits", "most"),
+    ("limits", "longest"),
     [({"spec_n_max": 0}, 0), ({"spec_n_max": 2}, 2), ({"spec_p_min": 0.95}, 0), ({"spec_n_min": 50}, 0)],
 )
-async def test_a_request_bounds_its_guesses(machine: Machine, limits: dict[str, float], most: int) -> None:
-    runner = drafted(machine)
-    wanted = request("hello", max_tokens=60, **limits)
-    (reply,) = await answers(machine, runner, wanted)
-    assert reply.text == alone(wanted)
-    assert max(n - 1 for batch in runner.batches[1:] for _, n in batch) == most
+async def test_request_fields_limit_its_drafts(machine: Machine, limits: dict[str, float], longest: int) -> None:
+    runner = runner_with_draft(machine)
+    req = request("hello", max_tokens=60, **limits)
+    (reply,) = await run_with_draft(machine, runner, req)
+    assert reply.text == expected_text(req)
+    assert max(n - 1 for batch in runner.batches[1:] for _, n in batch) == longest
     assert isinstance(runner.draft, FakeDraft)
-    assert bool(runner.draft.batches) == (most > 0 or "spec_p_min" in limits)  # nothing is drafted in vain
+    assert bool(runner.draft.batches) == (longest > 0 or "spec_p_min" in limits)  # otherwise no draft is computed
 
+
+# ---- gain on simulated machines
 
 pytestmark = pytest.mark.slow
 
-CPU = (10.0, 3.0)  # ms of a step, and of each of its tokens
-GPU = (10.0, 0.05)
-EVEN = (0.1, 10.0)  # every token costs the same: nothing to gain
-MACHINES = {"cpu": CPU, "gpu": GPU, "even": EVEN}
+MACHINES = {  # ms of a step, and of each of its tokens
+    "cpu": (10.0, 3.0),
+    "gpu": (10.0, 0.05),
+    "even": (0.1, 10.0),  # every token costs the same: speculation cannot gain
+}
 
 
-def text(rng: random.Random, n: int) -> str:
+def random_text(rng: random.Random, n: int) -> str:
     return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz ,.()=") for _ in range(n))
 
 
 def edited(source: str, rng: random.Random) -> str:
-    """The same with a letter in forty another one."""
+    """Return `source` with about one letter in forty replaced."""
     return "".join(rng.choice("ABCDEF") if rng.random() < 1 / 40 else letter for letter in source)
 
 
 async def seconds(spec_type: str, step_ms: tuple[float, float], replies: dict[str, str], wrong: int = 0) -> float:
-    """Machine time for all `replies` at once."""
+    """Return the machine time to generate all `replies`, by prompt, simultaneously."""
     machine = Machine(step_ms, draft_ms=(step_ms[0] / 10, step_ms[1] / 10))
     runner = FakeRunner(n_seq=len(replies), n_ctx_seq=2048, n_batch=2048, replies=replies, on_decode=machine.step)
     runner.draft = FakeDraft(runner, wrong=wrong, on_decode=machine.draft)
-    wanted = [request(prompt, max_tokens=len(reply) + 1) for prompt, reply in replies.items()]
-    async with engine_over(runner, clock=machine, spec_type=spec_type, gather_ms=60_000.0) as engine:  # all at once
-        found = await run(engine, *wanted)
+    requests = [request(prompt, max_tokens=len(reply) + 1) for prompt, reply in replies.items()]
+    async with engine_over(runner, clock=machine, spec_type=spec_type, gather_ms=60_000.0) as engine:
+        found = await run(engine, *requests)
     assert [reply.text for reply in found] == list(replies.values())
     return machine()
 
 
-async def ratio(spec_type: str, step_ms: tuple[float, float], replies: dict[str, str], wrong: int = 0) -> float:
-    """Above 1: faster with guesses."""
+async def speedup(spec_type: str, machine: str, replies: dict[str, str], wrong: int = 0) -> float:
+    step_ms = MACHINES[machine]
     return await seconds("none", step_ms, replies) / await seconds(spec_type, step_ms, replies, wrong)
 
 
 def edits(n: int) -> dict[str, str]:
+    """Return replies that repeat their prompt with edits."""
     rng = random.Random(n)
-    sources = [text(rng, 200) for _ in range(n)]
+    sources = [random_text(rng, 200) for _ in range(n)]
     return {source: edited(source, rng) for source in sources}
 
 
-def novel(n: int) -> dict[str, str]:
+def unrelated(n: int) -> dict[str, str]:
+    """Return replies that have nothing in common with their prompts."""
     rng = random.Random(n)
-    return {text(rng, 150): text(rng, 300) for _ in range(n)}
+    return {random_text(rng, 150): random_text(rng, 300) for _ in range(n)}
 
 
-@pytest.mark.parametrize(("machine", "n", "least"), [("cpu", 1, 1.8), ("cpu", 6, 1.03), ("gpu", 6, 3.5)])
-async def test_copies_gain(machine: str, n: int, least: float) -> None:
-    assert await ratio("lookup", MACHINES[machine], edits(n)) > least
+@pytest.mark.parametrize(("machine", "n", "smallest"), [("cpu", 1, 1.8), ("cpu", 6, 1.03), ("gpu", 6, 3.5)])
+async def test_lookup_speeds_up_edits_of_the_prompt(machine: str, n: int, smallest: float) -> None:
+    assert await speedup("lookup", machine, edits(n)) > smallest
 
 
 @pytest.mark.parametrize(("machine", "n"), [("cpu", 1), ("cpu", 6), ("even", 6), ("gpu", 1)])
 @pytest.mark.parametrize("spec_type", ["lookup", "lookup,draft-simple"])
-async def test_where_nothing_can_be_guessed_next_to_nothing_is_lost(machine: str, n: int, spec_type: str) -> None:
-    assert await ratio(spec_type, MACHINES[machine], novel(n), wrong=100) > 0.97
+async def test_speculation_without_acceptance_costs_at_most_3_percent(machine: str, n: int, spec_type: str) -> None:
+    assert await speedup(spec_type, machine, unrelated(n), wrong=100) > 0.97
 
 
 @pytest.mark.parametrize("spec_type", ["lookup", "draft-simple"])
-async def test_where_every_token_costs_the_same_little_is_lost_with_good_guesses(spec_type: str) -> None:
-    assert await ratio(spec_type, EVEN, edits(4), wrong=10) > 0.97
+async def test_speculation_costs_at_most_3_percent_if_every_token_costs_the_same(spec_type: str) -> None:
+    assert await speedup(spec_type, "even", edits(4), wrong=10) > 0.97
 
 
-@pytest.mark.parametrize(("machine", "n", "least"), [("cpu", 1, 1.2), ("cpu", 6, 0.97), ("gpu", 6, 1.4)])
-async def test_a_good_draft_model_gains(machine: str, n: int, least: float) -> None:
-    assert await ratio("draft-simple", MACHINES[machine], novel(n), wrong=20) > least
+@pytest.mark.parametrize(("machine", "n", "smallest"), [("cpu", 1, 1.2), ("cpu", 6, 0.97), ("gpu", 6, 1.4)])
+async def test_accurate_draft_model_speeds_up_replies(machine: str, n: int, smallest: float) -> None:
+    assert await speedup("draft-simple", machine, unrelated(n), wrong=20) > smallest
+
+
+# ---- cost and length of drafts
 
 
 def linear(base_s: float, token_s: float) -> StepCost:
@@ -290,24 +301,24 @@ def linear(base_s: float, token_s: float) -> StepCost:
     return cost
 
 
-def test_a_step_between_two_known_ones_lies_on_their_line() -> None:
+def test_step_cost_is_interpolated_between_measured_sizes() -> None:
     cost = linear(0.01, 0.003)
     assert cost.of(5) == pytest.approx(0.025)
     assert cost.of(100) == pytest.approx(0.31, rel=0.05)
 
 
 @pytest.mark.parametrize("share", [TOKEN_COST, GPU_TOKEN_COST])
-def test_what_was_not_measured_costs_no_more_than_is_assumed_of_tokens(share: float) -> None:
+def test_further_tokens_cost_at_most_the_assumed_share_until_measured(share: float) -> None:
     cost = StepCost(share)
     cost.observe(1, 0.01)
     assert cost.of(2) == pytest.approx(0.01 * (1 + share))
     for _ in range(N_MEASUREMENTS):
         cost.observe(2, 0.025)
     assert cost.of(2) == pytest.approx(0.025)
-    assert cost.of(8) == pytest.approx(0.025 + 6 * 0.01 * share)  # long drafts may pay where short ones don't
+    assert cost.of(8) == pytest.approx(0.025 + 6 * 0.01 * share)  # long drafts may pay where short ones do not
 
 
-def test_steps_that_are_disturbed_now_and_then_count_little() -> None:
+def test_occasional_slow_steps_hardly_change_the_step_cost() -> None:
     cost = linear(0.01, 0.001)
     for i in range(100):
         cost.observe(8, 0.1 if i % 4 == 0 else 0.018)
@@ -317,28 +328,24 @@ def test_steps_that_are_disturbed_now_and_then_count_little() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-4, 1.0)), min_size=1, max_size=30), st.integers(1, 600))
-def test_what_a_step_costs_is_never_negative(seen: list[tuple[int, float]], n: int) -> None:
+def test_step_cost_is_always_positive(measured: list[tuple[int, float]], n: int) -> None:
     cost = StepCost()
-    for size, seconds in seen:
+    for size, seconds in measured:
         cost.observe(size, seconds)
     assert cost.of(n) > 0
 
 
-def test_a_size_that_was_not_seen_for_long_is_forgotten() -> None:
+def test_measurements_of_a_size_that_no_longer_occurs_expire() -> None:
     cost = StepCost()
     cost.observe(1, 0.01)
     cost.observe(8, 5.0)
-    for _ in range(N_MEASUREMENTS * FORGET_STEPS):
+    for _ in range(N_MEASUREMENTS * EXPIRY_STEPS):
         cost.observe(1, 0.01)
     assert cost.of(8) < 0.1
 
 
-def looking_up(tokens: list[int]) -> DraftState:
-    return DraftState(16, Lookup(tokens, 2))
-
-
-def test_what_the_text_suggests_is_judged_for_nothing_by_what_is_sampled() -> None:
-    state = looking_up([*range(10, 60), 1, 10, 11])
+def test_acceptance_of_text_drafts_is_measured_although_none_is_verified() -> None:
+    state = DraftState(16, Lookup([*range(10, 60), 1, 10, 11], 2))
     before = state.acceptance
     for token in range(12, 20):
         state.look_up(16)
@@ -360,7 +367,7 @@ def per_token(base_s: float, token_s: float) -> Callable[[int, int], float]:
     st.floats(1e-4, 1.0),
     st.floats(0.0, 0.1),
 )
-def test_no_more_is_drafted_than_there_is_room_for(
+def test_draft_length_stays_within_both_limits(
     chances: list[float], most: int, room: int, base_s: float, token_s: float
 ) -> None:
     chances.sort(reverse=True)
@@ -370,7 +377,7 @@ def test_no_more_is_drafted_than_there_is_room_for(
     assert count <= len(chances)
 
 
-def test_a_draft_is_longer_the_cheaper_and_the_better_it_is() -> None:
+def test_drafts_are_longer_if_they_are_cheaper_or_accepted_more_often() -> None:
     def length(p: float, draft_s: float) -> int:
         return draft_length([p], 1, per_token(0.009, 0.001), 16, 99, lambda n: draft_s)[1]
 

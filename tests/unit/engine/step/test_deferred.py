@@ -1,4 +1,4 @@
-"""A device that computes on after a decode that nothing is read from: what steps take is still learned truly."""
+"""The measured prefill rate on a device that still computes after a decode without outputs has returned."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ TOKEN_S, CALL_S = 0.001, 0.0001
 
 
 class Device(FakeRunner):
-    """A token takes `TOKEN_S`; who calls waits for it when there are outputs, or with the next decode that has some."""
+    """Computes a token in `TOKEN_S`. If `deferred`, only decodes with outputs wait until the device is done."""
 
     def __init__(self, *, deferred: bool) -> None:
         super().__init__(n_seq=2, n_ctx_seq=2048, n_batch=128)
@@ -31,10 +31,10 @@ class Device(FakeRunner):
 
 @pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize("n_tokens", [200, 1000])
-async def test_the_rate_of_prompts_is_that_of_the_device(deferred: bool, n_tokens: int) -> None:
+async def test_measured_prefill_rate_is_that_of_the_device(deferred: bool, n_tokens: int) -> None:
     runner = Device(deferred=deferred)
     async with engine_over(runner, clock=lambda: runner.now) as engine:
         await run(engine, *(request(letter * n_tokens, max_tokens=1) for letter in "ab"))
         (instance,) = engine._instances
         cost = instance.scheduler.move_budget
-        assert cost.computed * TOKEN_S == pytest.approx(1, rel=0.1)
+        assert cost.prefill_rate * TOKEN_S == pytest.approx(1, rel=0.1)

@@ -1,4 +1,4 @@
-"""Faults of a step end as few requests as possible, once each, and leave nothing."""
+"""Faults in a step: as few requests as possible fail, each once, and nothing of them is left. Uses faulty runners."""
 
 import asyncio
 import itertools
@@ -14,268 +14,267 @@ from server.engine.request import Event, TokenLogprob
 from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, NotNumbers
 from tests.support.fakes import FakeRunner, FakeSampler
-from tests.unit.engine.builders import alone, engine_over, request, run
-from tests.unit.engine.speculate.fake_draft import Machine, drafted
+from tests.unit.engine.builders import engine_over, expected_text, request, run
+from tests.unit.engine.speculate.fake_draft import Machine, runner_with_draft
 
 pytestmark = pytest.mark.timeout(60)
 
 
 class PanicException(BaseException):
-    """As a Rust library's."""
+    """An error that is no `Exception`, like a panic of a Rust library."""
 
 
-def panics(_: object) -> None:
-    raise PanicException("index out of bounds")
+async def test_other_instances_continue_after_a_panic_in_one() -> None:
+    def panic(_: object) -> None:
+        raise PanicException("index out of bounds")
 
-
-async def test_other_instances_go_on_without_it() -> None:
-    failing = FakeRunner(n_seq=1, on_decode=panics)
-    async with engine_over(failing, FakeRunner(n_seq=1)) as engine:
+    async with engine_over(FakeRunner(n_seq=1, on_decode=panic), FakeRunner(n_seq=1)) as engine:
         ended = await run(engine, request("one"), request("two"))
         assert InternalError in [type(reply.error) for reply in ended]
         assert engine.failure
         assert engine.serves
-        asked = [request(f"request {i}") for i in range(6)]
-        replies = await run(engine, *asked)
-        assert [reply.text for reply in replies] == [alone(one) for one in asked]
+        requests = [request(f"request {i}") for i in range(6)]
+        replies = await run(engine, *requests)
+        assert [reply.text for reply in replies] == [expected_text(one) for one in requests]
 
 
-async def test_a_preempted_one_that_cannot_resume_leaves_no_sampler_open() -> None:
+async def test_preempted_sequence_that_cannot_resume_fails_and_its_sampler_is_closed() -> None:
     runner = FakeRunner(n_seq=2, n_ctx_seq=1000, n_cells=1000, unified=True, n_batch=512)
     async with engine_over(runner) as engine:
         (instance,) = engine._instances
         prepare = instance.cells.prepare
 
-        def fails(placement: Placement, now: float) -> None:
+        def fail_to_resume(placement: Placement, now: float) -> None:
             if placement.sequence.n_cached >= 0:
-                raise InternalError("it broke")
+                raise InternalError("injected")
             prepare(placement, now)
 
-        instance.cells.prepare = fails  # type: ignore[method-assign]
+        instance.cells.prepare = fail_to_resume  # type: ignore[method-assign]
         replies = await run(engine, *(request(letter * 400, max_tokens=300) for letter in "ab"))
         assert engine.stats.n_preempted == 1
-        assert sorted(str(reply.error) for reply in replies) == ["None", "it broke"]
+        assert sorted(str(reply.error) for reply in replies) == ["None", "injected"]
         assert all(sampler.closed for sampler in runner.samplers)
 
 
-class Stuck(FakeRunner):
-    """Its cells cannot be removed `left` times."""
+async def test_request_whose_slot_cannot_be_cleared_fails_and_later_ones_work() -> None:
+    class FailingRemoval(FakeRunner):
+        n_faults = 0
 
-    left = 0
+        def seq_remove(self, seq: int, pos: int) -> bool:
+            if self.n_faults:
+                self.n_faults -= 1
+                raise InternalError("injected")
+            return super().seq_remove(seq, pos)
 
-    def seq_remove(self, seq: int, pos: int) -> bool:
-        if self.left:
-            self.left -= 1
-            raise InternalError("it broke")
-        return super().seq_remove(seq, pos)
-
-
-async def test_a_request_whose_slot_cannot_be_cleared_fails_and_later_ones_work() -> None:
-    runner = Stuck(n_seq=1)
+    runner = FailingRemoval(n_seq=1)
     async with engine_over(runner, gather_ms=0.0) as engine, asyncio.timeout(10):
         await run(engine, request("abc"))
-        runner.left = 3  # in the placement, after its failure, and when it is reported
-        (lost,) = await run(engine, request("xyz"))
-        assert "the engine failed" in str(lost.error)
+        runner.n_faults = 3  # during the placement, after its failure, and when that is reported
+        (failed,) = await run(engine, request("xyz"))
+        assert "the engine failed" in str(failed.error)
         await engine.wait_idle()
-        (fine,) = await run(engine, request("xyz"))
-        assert fine.text == alone(request("xyz"))
+        (later,) = await run(engine, request("xyz"))
+        assert later.text == expected_text(request("xyz"))
 
 
-async def test_events_that_nobody_can_take_leave_others_theirs_and_no_request_open() -> None:
-    taken: list[Event] = []
+async def test_failing_sink_affects_no_other_request_and_leaves_none_open() -> None:
+    received: list[Event] = []
 
-    def breaks(events: list[Event]) -> None:
-        taken.extend(events)
+    def failing_sink(events: list[Event]) -> None:
+        received.extend(events)
         raise ZeroDivisionError("a bug")
 
     async with engine_over(FakeRunner(n_seq=2)) as engine:
-        engine.submit(request("broken", max_tokens=5), breaks)
+        engine.submit(request("broken", max_tokens=5), failing_sink)
         (fine,) = await run(engine, request("fine", max_tokens=5))
         assert len(fine.text) == 5
         await engine.wait_idle()
-        assert (engine.n_load, bool(taken)) == (0, True)
+        assert (engine.n_load, bool(received)) == (0, True)
 
+
+# ---- logits that are not finite
 
 ADAPTERS = (Adapter(0, "lora.gguf", scale=0.0),)
 
 
-class NoNumbers(FakeRunner):
-    """Has no numbers for a token for which `lacks` says so."""
+class NonFiniteRunner(FakeRunner):
+    """Raises `NotNumbers` instead of reading logits while `is_faulty` returns True."""
 
-    def __init__(self, lacks: Callable[[FakeRunner], bool], **options: Any) -> None:
+    def __init__(self, is_faulty: Callable[[FakeRunner], bool], **options: Any) -> None:
         super().__init__(**options)
-        self._lacks = lacks
+        self._is_faulty = is_faulty
 
     def sample(self, output: int, sampler: FakeSampler) -> int:
-        if self._lacks(self):
+        if self._is_faulty(self):
             raise NotNumbers
         return super().sample(output, sampler)
 
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
-        if self._lacks(self):
+        if self._is_faulty(self):
             raise NotNumbers
         return super().logprobs(output, token, n_top)
 
 
-class Spoilt(NoNumbers):
-    """Has no numbers from a state of `bad` on."""
+class FaultyStates(NonFiniteRunner):
+    """Logits are not finite after one of the states `faulty` was loaded, until cells are wiped."""
 
     def __init__(self) -> None:
-        super().__init__(lambda _: self.is_bad, n_seq=1)
-        self.bad: set[bytes] = set()
-        self.is_bad = False
+        super().__init__(lambda _: self._has_loaded, n_seq=1)
+        self.faulty: set[bytes] = set()
+        self._has_loaded = False
 
     def seq_load(self, seq: int, state: bytes, n_pos: int) -> bool:
-        self.is_bad |= state in self.bad
+        self._has_loaded |= state in self.faulty
         return super().seq_load(seq, state, n_pos)
 
     def wipe(self) -> None:
         super().wipe()
-        self.is_bad = False
+        self._has_loaded = False
 
 
-async def test_a_kept_state_that_spoils_is_not_used_again() -> None:
-    runner = Spoilt()
-    first, other = request("a" * 100), request("b" * 100)
+async def test_cached_state_that_gives_non_finite_logits_is_dropped() -> None:
+    runner = FaultyStates()
+    first, second = request("a" * 100), request("b" * 100)
     async with engine_over(runner, cache_ram=1) as engine:
         await run(engine, first)
-        await run(engine, other)  # the first one's cells go to RAM
-        (kept,) = engine._ram
-        runner.bad = {kept.state}
+        await run(engine, second)  # offloads the state of the first
+        (entry,) = engine._ram
+        runner.faulty = {entry.state}
         (reply,) = await run(engine, first)
-        assert (reply.error, reply.text, runner.n_wipes) == (None, alone(first), 1)
-        assert kept not in engine._ram
+        assert (reply.error, reply.text, runner.n_wipes) == (None, expected_text(first), 1)
+        assert entry not in engine._ram
 
 
-async def test_a_prompt_that_is_being_read_is_not_at_fault_for_others() -> None:
-    """An adapter makes no numbers. However often others' cells are wiped meanwhile, the prompt is computed anew."""
-    runner = NoNumbers(lambda runner: bool(runner.adapters_now), n_seq=2, adapters=ADAPTERS, n_batch=16, n_ctx_seq=1000)
-    long = request("a" * 400)
+async def test_prompt_whose_cells_are_wiped_for_faults_of_others_does_not_fail() -> None:
+    """Every request with the adapter gives non-finite logits, so the prompt is recomputed several times."""
+    options: dict[str, Any] = {"n_seq": 2, "adapters": ADAPTERS, "n_batch": 16, "n_ctx_seq": 1000}
+    runner = NonFiniteRunner(lambda runner: bool(runner.adapters_now), **options)
+    long, faulty = request("a" * 400), [request(f"{i}" * 20, adapters=((0, 9.0),)) for i in range(6)]
     async with engine_over(runner) as engine:
-        replies = await run(engine, long, *(bad(i) for i in range(6)))
+        replies = await run(engine, long, *faulty)
         assert [type(reply.error) for reply in replies] == [type(None)] + [NotNumbers] * 6
-        assert replies[0].text == alone(long)
+        assert replies[0].text == expected_text(long)
         assert runner.n_wipes > 2
 
 
-def bad(i: int) -> Any:
-    return request(f"{i}" * 20, adapters=((0, 9.0),))
-
-
-def for_the_first(n: int) -> Callable[[FakeRunner], bool]:
-    left = iter(range(n))
-    return lambda _: next(left, None) is not None
+def is_faulty_for(n: int) -> Callable[[FakeRunner], bool]:
+    """Return a function that returns True `n` times, then False."""
+    faults = iter([True] * n)
+    return lambda _: next(faults, False)
 
 
 @pytest.mark.parametrize(
-    ("loaded", "used", "most"),
+    ("loaded", "used", "n_allowed"),
     [((), None, MAX_FAULTS), (ADAPTERS, None, MAX_NOT_FINITE), (ADAPTERS, ((0, 9.0),), 1)],
+    ids=["no adapter", "adapter loaded", "adapter used"],
 )
-async def test_a_sequence_without_numbers_is_recomputed_a_few_times_an_adapters_once(
-    loaded: tuple[Adapter, ...], used: Any, most: int
+async def test_sequence_with_non_finite_logits_is_recomputed_a_few_times(
+    loaded: tuple[Adapter, ...], used: Any, n_allowed: int
 ) -> None:
-    for n_faults in (most, most + 1):
-        runner = NoNumbers(for_the_first(n_faults), n_seq=1, adapters=loaded)
+    for n_faults in (n_allowed, n_allowed + 1):
+        runner = NonFiniteRunner(is_faulty_for(n_faults), n_seq=1, adapters=loaded)
         async with engine_over(runner) as engine:
             (reply,) = await run(engine, request("a" * 20, adapters=used))
-        assert isinstance(reply.error, NotNumbers) == (n_faults > most)
+        assert isinstance(reply.error, NotNumbers) == (n_faults > n_allowed)
         assert runner.n_wipes == n_faults
 
 
-async def test_a_sequence_that_gets_on_survives_any_number_of_wiped_cells() -> None:
-    """Others' values in its cells, again and again, ended a long reply."""
-    turns = itertools.cycle([False, True, False])  # a token, none, and the check of its recomputation
-    runner, wanted = NoNumbers(lambda _: next(turns), n_seq=1), request("a" * 20, max_tokens=2 * MAX_NOT_FINITE)
+async def test_sequence_that_makes_progress_survives_any_number_of_wipes() -> None:
+    """Non-finite values that others left in its cells, again and again, ended a long reply."""
+    faults = itertools.cycle([False, True, False])  # a token, a fault, and the check of the recomputed run
+    runner, req = NonFiniteRunner(lambda _: next(faults), n_seq=1), request("a" * 20, max_tokens=2 * MAX_NOT_FINITE)
     async with engine_over(runner) as engine:
-        (reply,) = await run(engine, wanted)
-    assert (reply.error, reply.text) == (None, alone(wanted))
+        (reply,) = await run(engine, req)
+    assert (reply.error, reply.text) == (None, expected_text(req))
     assert runner.n_wipes == 2 * MAX_NOT_FINITE - 1
 
 
-async def test_a_long_prompt_without_numbers_fails_alone() -> None:
-    """Before its first token, its cells take the numbers from others' logits."""
-    runner = NoNumbers(lambda runner: any(ord("!") in cells for cells in runner.cells.values()), n_seq=3, n_batch=16)
-    wanted = [request("a" * 20, max_tokens=60), request("b" * 50, max_tokens=60)]
+async def test_long_prompt_with_non_finite_cells_fails_alone() -> None:
+    """During its prefill, its cells make the logits of the other sequences non-finite."""
+    runner = NonFiniteRunner(lambda r: any(ord("!") in cells for cells in r.cells.values()), n_seq=3, n_batch=16)
+    requests = [request("a" * 20, max_tokens=60), request("b" * 50, max_tokens=60)]
     async with engine_over(runner) as engine:
-        *others, faulty = await run(engine, *wanted, request("!" * 100))
-    assert [(reply.error, reply.text) for reply in others] == [(None, alone(each)) for each in wanted]
+        *others, faulty = await run(engine, *requests, request("!" * 100))
+    assert [(reply.error, reply.text) for reply in others] == [(None, expected_text(each)) for each in requests]
     assert isinstance(faulty.error, NotNumbers)
 
 
-class HalfDone(FakeRunner):
-    """Refuses the first `left` batches in which each sequence has `n_least` tokens already, and keeps the first token
-    of each run. Only whole sequences can be removed.
+# ---- rejected batches
+
+
+class PartialDecodes(FakeRunner):
+    """Rejects `n_faults` batches that contain every sequence, after its first token, but leaves the first token of each
+    run in the cells. Sequences cannot be truncated.
     """
 
-    def __init__(self, left: int, *, n_seq: int) -> None:
+    def __init__(self, n_faults: int, *, n_seq: int) -> None:
         super().__init__(n_seq=n_seq, partial_removal=False)
-        self.left = left
-        self.refused_at: list[list[int]] = []  # positions of each refused batch
-        self.in_one_batch: list[list[int]] = []  # and, later, of each batch of several sequences
+        self._n_faults = n_faults
+        self.rejected: list[list[int]] = []  # positions of each rejected batch
+        self.later_shared: list[list[int]] = []  # positions of each later batch of several sequences
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         positions = [entry.pos for entry in entries]
-        if self.left and len(entries) == self.info.n_seq and min(positions) > 0:
-            self.left -= 1
-            self.refused_at.append(positions)
+        if self._n_faults and len(entries) == self.info.n_seq and min(positions) > 0:
+            self._n_faults -= 1
+            self.rejected.append(positions)
             for entry in entries:
                 super().decode([BatchEntry(entry.seq, entry.pos, entry.tokens[:1])])
             raise InternalError("llama_decode returned -3")
-        if self.refused_at and len(entries) > 1:
-            self.in_one_batch.append(positions)
+        if self.rejected and len(entries) > 1:
+            self.later_shared.append(positions)
         return super().decode(entries)
 
 
 @pytest.mark.parametrize(("n_faults", "fails"), [(MAX_FAULTS, False), (MAX_FAULTS + 1, True)])
-async def test_a_sequence_that_cannot_be_rolled_back_is_recomputed_a_few_times(n_faults: int, *, fails: bool) -> None:
-    wanted = request("a" * 20)
-    async with engine_over(HalfDone(n_faults, n_seq=1)) as engine:
-        (reply,) = await run(engine, wanted)
+async def test_sequence_that_cannot_be_truncated_is_recomputed_a_few_times(n_faults: int, *, fails: bool) -> None:
+    req = request("a" * 20)
+    async with engine_over(PartialDecodes(n_faults, n_seq=1)) as engine:
+        (reply,) = await run(engine, req)
     assert isinstance(reply.error, InternalError) == fails
-    assert fails or reply.text == alone(wanted)
+    assert fails or reply.text == expected_text(req)
 
 
-async def test_sequences_of_a_refused_batch_are_recomputed_alone_until_they_are_past_it() -> None:
-    runner, wanted = HalfDone(1, n_seq=2), [request("a" * 20), request("b" * 20)]
+async def test_sequences_of_a_rejected_batch_decode_alone_until_past_it() -> None:
+    runner, requests = PartialDecodes(1, n_seq=2), [request("a" * 20), request("b" * 20)]
     async with engine_over(runner) as engine:
-        replies = await run(engine, *wanted)
-    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
-    (refused,) = runner.refused_at
-    assert min(runner.in_one_batch[0]) > max(refused)
+        replies = await run(engine, *requests)
+    assert [reply.text for reply in replies] == [expected_text(each) for each in requests]
+    (rejected,) = runner.rejected
+    assert min(runner.later_shared[0]) > max(rejected)
 
 
-async def test_a_sequence_of_a_refused_batch_computes_alone_what_it_had_in_it() -> None:
-    tried: list[list[int]] = []
+async def test_sequences_of_a_rejected_batch_retry_their_runs_alone() -> None:
+    run_lengths: list[list[int]] = []
 
-    def refuse(entries: Sequence[BatchEntry]) -> None:
-        tried.append(sorted([len(entry.tokens) for entry in entries]))
-        if sum(tried[-1]) > 56:
+    def reject_large(entries: Sequence[BatchEntry]) -> None:
+        run_lengths.append(sorted([len(entry.tokens) for entry in entries]))
+        if sum(run_lengths[-1]) > 56:
             raise InternalError("no memory for so many")
 
-    wanted = [request(letter * n) for letter, n in (("a", 20), ("b", 20), ("c", 60))]
-    async with engine_over(FakeRunner(n_seq=3, n_batch=64, on_decode=refuse)) as engine:
-        replies = await run(engine, *wanted)
-    assert tried[:5] == [[21, 21, 22], [21], [21], [22], [1, 1, 39]]
-    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
+    requests = [request(letter * n) for letter, n in (("a", 20), ("b", 20), ("c", 60))]
+    async with engine_over(FakeRunner(n_seq=3, n_batch=64, on_decode=reject_large)) as engine:
+        replies = await run(engine, *requests)
+    assert run_lengths[:5] == [[21, 21, 22], [21], [21], [22], [1, 1, 39]]
+    assert [reply.text for reply in replies] == [expected_text(each) for each in requests]
 
 
-async def test_quarantine_does_not_last_for_drafts() -> None:
-    machine, tried = Machine(), list[tuple[tuple[int, int], ...]]()
-    runner = drafted(machine, wrong=100, n_seq=2)
+async def test_quarantine_covers_the_next_token_but_not_draft_tokens() -> None:
+    machine, batches = Machine(), list[tuple[tuple[int, int], ...]]()  # from the first with drafts of both sequences
+    runner = runner_with_draft(machine, wrong=100, n_seq=2)
 
-    def refuse_one(entries: Sequence[BatchEntry]) -> None:
+    def reject_first(entries: Sequence[BatchEntry]) -> None:
         machine.step(entries)
-        is_drafted = len(entries) == 2 and all(entry.n_outputs > 1 for entry in entries)
-        if tried or is_drafted:
-            tried.append(tuple((entry.seq, len(entry.tokens)) for entry in entries))
-        if len(tried) == 1:
+        has_drafts = len(entries) == 2 and all(entry.n_outputs > 1 for entry in entries)
+        if batches or has_drafts:
+            batches.append(tuple((entry.seq, len(entry.tokens)) for entry in entries))
+        if len(batches) == 1:
             raise InternalError("llama_decode returned -3")
 
-    runner.on_decode = refuse_one
-    wanted = [request("a" * 20), request("b" * 20)]
+    runner.on_decode = reject_first
+    requests = [request("a" * 20), request("b" * 20)]
     async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
-        replies = await run(engine, *wanted)
-    assert tried[1:3] == [((0, 1),), ((1, 1),)]
-    assert [[seq for seq, _ in runs] for runs in (tried[0], tried[3])] == [[0, 1], [0, 1]]
-    assert [reply.text for reply in replies] == [alone(each) for each in wanted]
+        replies = await run(engine, *requests)
+    assert batches[1:3] == [((0, 1),), ((1, 1),)]
+    assert [[seq for seq, _ in runs] for runs in (batches[0], batches[3])] == [[0, 1], [0, 1]]
+    assert [reply.text for reply in replies] == [expected_text(each) for each in requests]

@@ -1,85 +1,72 @@
-"""A step that does not end takes its model away and nothing else: requests end, stacks are logged, the rest goes on."""
+"""The watchdog gives up an instance whose step does not end: its requests fail, and other instances continue."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from server.engine.engine import Engine
 from server.engine.params import EngineParams
-from server.engine.runner_api import BatchEntry
 from server.errors import InternalError, Unavailable
 from tests.support.fakes import FakeRunner
 from tests.unit.clock import Clock
-from tests.unit.engine.builders import Reply, alone, request, run
+from tests.unit.engine.builders import Gate, Reply, expected_text, request, run
 
 pytestmark = pytest.mark.timeout(60)
 LIMIT_S = 10.0
 
 
-class Hang:
-    """Decodes that don't come back until the test ends; ``begun`` once one is there."""
-
-    def __init__(self) -> None:
-        self.begun, self.end = threading.Event(), threading.Event()
-
-    def __call__(self, _entries: Sequence[BatchEntry]) -> None:
-        self.begun.set()
-        assert self.end.wait(60)
-
-
 @pytest.fixture
-def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """A gate at which decodes hang until the test ends."""
     monkeypatch.setattr("server.engine.instances.JOIN_POLL_S", 0.01)
-    made = Hang()
+    made = Gate()
     yield made
-    made.end.set()
+    made.opened.set()
 
 
 @asynccontextmanager
-async def hanging(hang: Hang, *others: FakeRunner) -> AsyncIterator[tuple[Engine, Clock, asyncio.Future[list[Reply]]]]:
-    """An engine whose first instance hangs in its first step, and the clock that the watchdog reads."""
+async def hung_engine(
+    gate: Gate, *others: FakeRunner
+) -> AsyncIterator[tuple[Engine, Clock, asyncio.Task[list[Reply]]]]:
+    """Open an engine whose first instance hangs in its first step. Yield it, its clock, and the request that hangs."""
     clock = Clock()
-    runner = FakeRunner(n_seq=1, on_decode=hang)
-    params = EngineParams(gather_ms=0.0)
-    engine = Engine((runner, *others), params, asyncio.get_running_loop(), clock)
-    asked = asyncio.ensure_future(run(engine, request("one")))
-    assert await asyncio.to_thread(hang.begun.wait, 60)
-    for other in engine._instances[1:]:  # at rest from here on: it looked when the request came, and finds nobody now
+    runner = FakeRunner(n_seq=1, on_decode=gate)
+    engine = Engine((runner, *others), EngineParams(gather_ms=0.0), asyncio.get_running_loop(), clock)
+    hung = asyncio.create_task(run(engine, request("one")))
+    await gate.wait_entered()
+    for other in engine._instances[1:]:  # wait until each has looked for requests again and found none
         before = other.heartbeat
         other.wake()
-        while not (other.at_rest and other.heartbeat > before):  # noqa: ASYNC110 - it tells nobody
+        while not (other.at_rest and other.heartbeat > before):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
     try:
-        yield engine, clock, asked
+        yield engine, clock, hung
     finally:
-        hang.end.set()
+        gate.opened.set()
         for instance in engine._instances:
             instance.stop()
             assert await asyncio.to_thread(instance.join, 60)
 
 
-async def test_a_step_that_hangs_ends_its_requests_and_fails_the_model(
-    hang: Hang, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with hanging(hang) as (engine, clock, asked):
+async def test_hung_step_fails_its_requests_and_the_model(gate: Gate, caplog: pytest.LogCaptureFixture) -> None:
+    async with hung_engine(gate) as (engine, clock, hung):
         engine.check_progress(LIMIT_S)
         clock.now = LIMIT_S - 1
         engine.check_progress(LIMIT_S)
         assert engine.serves
-        assert not asked.done()
+        assert not hung.done()
         clock.now = LIMIT_S + 1
         engine.check_progress(LIMIT_S)
-        (reply,) = await asked
+        (reply,) = await hung
         assert isinstance(reply.error, InternalError)
         assert "no step has ended for 11 s" in str(reply.error)
         assert engine.hangs
         assert not engine.serves
         assert not engine.busy
         assert (engine.stats.n_processing, engine.stats.n_deferred) == (0, 0)
-        assert "in __call__" in caplog.text  # where the thread is
+        assert "in __call__" in caplog.text  # the stack of the step thread ends in `Gate`
         assert "llamapool-step" in caplog.text
         with pytest.raises(Unavailable, match="no step has ended"):
             await run(engine, request("two"))
@@ -87,14 +74,14 @@ async def test_a_step_that_hangs_ends_its_requests_and_fails_the_model(
             await engine.close()
 
 
-async def test_other_instances_go_on(hang: Hang) -> None:
-    async with hanging(hang, FakeRunner(n_seq=1)) as (engine, clock, asked):
+async def test_other_instances_continue_after_one_hangs(gate: Gate) -> None:
+    async with hung_engine(gate, FakeRunner(n_seq=1)) as (engine, clock, hung):
         for clock.now in (0.0, LIMIT_S + 1):
             engine.check_progress(LIMIT_S)
-        await asked
+        await hung
         assert engine.serves
         (reply,) = await run(engine, request("two"))
-        assert reply.text == alone(request("two"))
+        assert reply.text == expected_text(request("two"))
         assert await engine.reset_cache() > len("two")
         with pytest.raises(InternalError, match="no step has ended"):
-            await run(engine, request("three", id_slot=0))  # to the one that hangs
+            await run(engine, request("three", id_slot=0))  # the slot of the hung instance
