@@ -12,7 +12,7 @@ from importlib.metadata import version
 from server.errors import ConfigError
 
 LIBRARY_VERSION = "0.3.36"
-"""Of llama-cpp-python. Functions and structures of other versions differ, and ctypes does not notice."""
+"""The supported version of llama-cpp-python. Others have different structures, which ctypes does not detect."""
 
 
 def check_version(installed: str) -> None:
@@ -25,8 +25,8 @@ def check_version(installed: str) -> None:
 
 
 def _defer_high_level_api() -> None:
-    """Register `llama_cpp` as a package whose `__init__` runs when an attribute of it is used for the first time. Only
-    its modules are used here; `__init__` imports the high-level API with jinja2, diskcache and sqlite3.
+    """Register `llama_cpp` as a package whose `__init__` runs on the first use of an attribute. It imports the
+    high-level API with jinja2, diskcache and sqlite3, of which nothing is used here.
     """
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.loader is None or "llama_cpp" in sys.modules:

@@ -1,4 +1,4 @@
-"""The devices that the library can compute on (ggml-backend.h), found by the names that the settings use."""
+"""The devices that the library can compute on (ggml-backend.h), by the names used in settings."""
 
 import ctypes
 import socket
@@ -29,13 +29,13 @@ registry_by_name = bind(C._lib, "ggml_backend_reg_by_name", _PTR, _TEXT)
 procedure_address = bind(C._lib, "ggml_backend_reg_get_proc_address", _PTR, _PTR, _TEXT)
 _register = bind(C._lib, "ggml_backend_register", None, _PTR)
 _load_all = bind(C._lib, "ggml_backend_load_all", None)
-processor_buffer_type = bind(C._lib, "ggml_backend_cpu_buffer_type", _PTR)
-"""Plain memory."""
+cpu_buffer_type = bind(C._lib, "ggml_backend_cpu_buffer_type", _PTR)
+"""Return the buffer type of plain RAM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device; ``pointer`` is the library's, good for as long as the process lives."""
+    """One device. ``pointer`` is the library's, valid until the process ends."""
 
     name: str
     type: int
@@ -57,7 +57,7 @@ def add_remote_devices(endpoints: Sequence[str]) -> None:
     start_backend()
     registry = registry_by_name(b"RPC")
     if not registry:
-        _load_all()  # GGML_BACKEND_PATH may name it
+        _load_all()  # GGML_BACKEND_PATH may name the library of the RPC backend
         registry = registry_by_name(b"RPC")
     if not registry:
         raise ConfigError(
@@ -66,15 +66,15 @@ def add_remote_devices(endpoints: Sequence[str]) -> None:
         )
     add = ctypes.CFUNCTYPE(_PTR, _TEXT)(procedure_address(registry, b"ggml_backend_rpc_add_server"))
     for endpoint in endpoints:
-        _check_answers(endpoint)
+        _check_reachable(endpoint)
         server = add(endpoint.encode())
         if not server:
             raise ConfigError(f"server.rpc: no rpc-server answers at {endpoint}")
         _register(server)
 
 
-def _check_answers(endpoint: str) -> None:
-    """Check that the machine answers, because the library would end the process otherwise."""
+def _check_reachable(endpoint: str) -> None:
+    """Raise ConfigError if no connection can be opened, because the library would end the process."""
     host, _, port = endpoint.rpartition(":")
     try:
         socket.create_connection((host, int(port)), _CONNECT_S).close()
@@ -127,7 +127,7 @@ def device_memory() -> dict[str, Memory]:
 
 
 def device_of_buffers(buffer_type: int) -> Device | None:
-    """Return the device of a buffer type; None for plain memory and for types on several (`split_over_several`)."""
+    """Return the device of a buffer type; None for plain RAM and for types on several (`split_over_several`)."""
     if _is_host(buffer_type):
         return None
     pointer = _device_of(buffer_type)
@@ -135,7 +135,7 @@ def device_of_buffers(buffer_type: int) -> Device | None:
 
 
 def split_over_several(buffer_type: int) -> bool:
-    """Return whether buffers of a type lie on all devices of the model with equal bytes: tensors of ``split_mode:
+    """Return whether buffers of a type are split equally over all devices of a model, as those of ``split_mode:
     tensor`` (ggml/src/ggml-backend-meta.cpp, which does not list the devices).
     """
     name: bytes = _buffer_type_name(buffer_type)
@@ -144,27 +144,27 @@ def split_over_several(buffer_type: int) -> bool:
 
 def used_devices(native: LoadParams) -> list[Device]:
     """Return the devices that compute a model besides the CPU (src/llama.cpp, llama_prepare_model_devices)."""
-    every = [device for device in devices() if device.type != CPU]
+    available = [device for device in devices() if device.type != CPU]
     names = native.devices[0]
     if names is None:
-        found = [device for device in every if device.type == GPU] or every
+        used = [device for device in available if device.type == GPU] or available
     else:
-        by_name = {device.name.lower(): device for device in every}
-        found = [by_name[name.lower()] for name in names if name.lower() in by_name]
-    return found[native.main_gpu : native.main_gpu + 1] if native.split_mode == "none" else found
+        by_name = {device.name.lower(): device for device in available}
+        used = [by_name[name.lower()] for name in names if name.lower() in by_name]
+    return used[native.main_gpu : native.main_gpu + 1] if native.split_mode == "none" else used
 
 
 def buffer_types() -> dict[str, tuple[Device, int]]:
-    """Return the buffer types for tensors by name: the device and the library's pointer."""
-    found = {}
+    """Return the device and the library's pointer of each buffer type for tensors, by name."""
+    types = {}
     for device in devices():
         if pointer := _buffer_type(device.pointer):
-            found[_buffer_type_name(pointer).decode()] = device, pointer
-    return found
+            types[_buffer_type_name(pointer).decode()] = device, pointer
+    return types
 
 
 def check_buffer_types(names: Sequence[str]) -> None:
-    """Raises ValueError for one that does not exist here, naming those that do."""
+    """Raise ValueError for a buffer type that does not exist, with the names of those that do."""
     known = buffer_types()
     for name in names:
         if name not in known:
@@ -172,7 +172,7 @@ def check_buffer_types(names: Sequence[str]) -> None:
 
 
 def offloads(native: LoadParams) -> bool:
-    """Return whether a device other than the CPU computes a model loaded this way."""
+    """Return whether a device other than the CPU computes a model with these parameters."""
     return supports_gpu_offload() and native.devices[0] != ()
 
 

@@ -1,8 +1,8 @@
 """The loaded library: start-up, its log, and the handles that the step thread calls.
 
-Two handles on one library. ``C`` (`ctypes.CDLL`, as llama-cpp-python defines it) gives the GIL away during the call:
-for everything that computes, reads files or waits for a device. ``fast`` (`ctypes.PyDLL`) keeps it: for calls of
-microseconds, where getting it back from a busy event loop would cost more than the call.
+There are two handles of one library. ``C`` (`ctypes.CDLL`, as in llama-cpp-python) releases the GIL during a call. Use
+it for calls that compute, read files or wait for a device. ``fast`` (`ctypes.PyDLL`) holds the GIL. Use it for calls of
+microseconds, because getting the GIL back from a busy event loop takes longer.
 """
 
 import atexit
@@ -25,7 +25,7 @@ default of 5 ms is several percent of a decode step.
 """
 sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
 
-C: Any = _bindings  # their annotations describe the C types, not what ctypes takes and returns
+C: Any = _bindings  # the annotations of the bindings name C types, not those that ctypes accepts and returns
 
 logger = logging.getLogger("llamapool.llama")
 
@@ -36,8 +36,8 @@ _GENERIC = ("failed to load model", "failed to initialize the context")
 
 
 class Fast:
-    """The library's functions, named without ``llama_``, which keep the GIL: each takes microseconds (the samplers' for
-    vocabularies of up to about 64k tokens). Their types are those of the bindings.
+    """Functions of the library that hold the GIL, by name without ``llama_``. Each must take microseconds; samplers do
+    for vocabularies of up to about 64k tokens. The types are those of the bindings.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Fast:
 
 
 def bind(lib: ctypes.CDLL, name: str, restype: Any, *argtypes: Any) -> Callable[..., Any]:
-    """Return a function of `lib` with its own types, independent of other declarations of the same function."""
+    """Return a function of `lib` with these types, independent of other declarations of it."""
     function = lib[name]
     function.restype = restype
     function.argtypes = argtypes
@@ -102,7 +102,7 @@ log_callback = C.llama_log_callback(_on_log)  # the library calls it until the p
 
 @cache
 def start_backend(numa: str = "") -> None:
-    """Initialize the library; only the first call of each kind does something. `numa` is a process-wide choice."""
+    """Initialize the library, once for each value of `numa`, which applies to the process."""
     C.llama_log_set(log_callback, None)
     atexit.register(_silence)
     load_backends(C._lib)
@@ -112,9 +112,9 @@ def start_backend(numa: str = "") -> None:
 
 
 def load_backends(lib: ctypes.CDLL) -> None:
-    """Load backends built as separate libraries (``GGML_BACKEND_DL``), including the best CPU variant for this machine.
-    Does nothing for a build that contains its backends. Raises InternalError. llama.cpp itself searches next to
-    Python's executable and in the working directory, where they are not.
+    """Load backends built as separate libraries (``GGML_BACKEND_DL``), including the best CPU variant for this machine,
+    from the folder of `lib`. llama.cpp itself would search next to Python's executable and in the working directory.
+    Does nothing if the build contains its backends. Raises InternalError.
     """
     n_backends = bind(lib, "ggml_backend_reg_count", ctypes.c_size_t)
     if n_backends():
@@ -126,21 +126,21 @@ def load_backends(lib: ctypes.CDLL) -> None:
 
 
 def _silence() -> None:
-    """Stop the library's log: it must not call an interpreter that is ending."""
+    """Stop the library's log, which must not call into an interpreter that is shutting down."""
     C.llama_log_set(C.llama_log_callback(), None)
 
 
 def reason(errors: list[str], otherwise: str) -> str:
-    """Return the most telling of the collected error lines, without the name of the C function that logged it."""
-    telling = [line for line in errors if not line.endswith(_GENERIC)] or errors
-    if not telling:
+    """Return the last collected error line that is not generic, without the name of the C function that logged it."""
+    specific = [line for line in errors if not line.endswith(_GENERIC)] or errors
+    if not specific:
         return otherwise
-    head, separator, rest = telling[-1].partition(": ")
-    return rest if separator and head.isidentifier() else telling[-1]
+    head, separator, rest = specific[-1].partition(": ")
+    return rest if separator and head.isidentifier() else specific[-1]
 
 
 def new_context(model: int, params: ctypes.Structure, name: str, what: str) -> int:
-    """Return a new native context; blocking. Raises `ModelFailed`: `what` with the library's reason."""
+    """Return a new native context. Blocks. Raises `ModelFailed` with `what` and the library's reason."""
     with collect_errors() as errors:
         context: int | None = C.llama_init_from_model(model, params)
     if not context:
@@ -149,7 +149,7 @@ def new_context(model: int, params: ctypes.Structure, name: str, what: str) -> i
 
 
 def supports_gpu_offload() -> bool:
-    """Return whether this build of the library can compute on a GPU that it sees."""
+    """Return whether this build of the library finds a GPU to compute on."""
     return bool(C.llama_supports_gpu_offload())
 
 

@@ -30,16 +30,17 @@ OnProgress = Callable[[float], bool]
 
 
 class WeightsByInstance:
-    """`server.pool.protocols.Weights` over several loads of one file, given for each instance."""
+    """`server.pool.protocols.Weights` of instances on different devices, with one load of the file per device set."""
 
     def __init__(self, by_instance: Sequence[LlamaWeights]) -> None:
+        """`by_instance`: the weights of each instance; instances on the same devices share them."""
         self._loaded = list(dict.fromkeys(by_instance))
         first = by_instance[0]
         self.info, self.vocab, self.media = first.info, first.vocab, first.media
         self._runners, self._embedders = cycle(by_instance), cycle(by_instance)
 
     def runner(self) -> Runner:
-        """Return the next instance's context, over the weights on its devices."""
+        """Return the context of the next instance, with the weights on its devices."""
         return next(self._runners).runner()
 
     def embedding_runner(self) -> EmbeddingRunner:
@@ -54,28 +55,27 @@ class WeightsByInstance:
                 stack.callback(weights.close)
 
 
-def _share(progress: OnProgress, part: int, n_parts: int) -> OnProgress:
+def _part_of(progress: OnProgress, part: int, n_parts: int) -> OnProgress:
+    """Return a callback that reports the progress of one of `n_parts` equal parts to `progress`."""
     return lambda fraction: progress((part + fraction) / n_parts)
 
 
 class LlamaLoader:
-    """`server.pool.protocols.Loader`. Entries that load the same file in the same way share the weights."""
+    """`server.pool.protocols.Loader`. Models of the same file with the same load parameters share the weights."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._models: dict[Hashable, NativeModel] = {}  # loaded, or being loaded
 
     def load(self, spec: ModelSpec, progress: OnProgress) -> Weights:
-        """Load the weights once per distinct set of devices, one after the other with equal shares of the progress.
-        Several models may be loaded at the same time, each in its own thread.
-        """
+        """Load the weights of each distinct device set, one after another. Thread-safe."""
         spec = bound(spec)
         loaded: dict[tuple[str, ...] | None, LlamaWeights] = {}
         distinct, media = list(dict.fromkeys(spec.native.devices)), None
         with contextlib.ExitStack() as undo:
             for i, devices in enumerate(distinct):
                 one = replace(spec, native=replace(spec.native, devices=(devices,)))
-                weights = self._load(one, _share(progress, i, len(distinct)), media)
+                weights = self._load(one, _part_of(progress, i, len(distinct)), media)
                 undo.callback(weights.close)
                 loaded[devices], media = weights, weights.media
             undo.pop_all()
@@ -83,16 +83,16 @@ class LlamaLoader:
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
         files = check_files(spec.id, spec.path, spec.native.metadata_overrides)
-        return fit.fitted(spec, files, granted or {}, lambda native: self._holds(files, native))
+        return fit.fitted(spec, files, granted or {}, lambda native: self._is_loaded(files, native))
 
-    def _holds(self, files: ModelFiles, native: LoadParams) -> bool:
-        """Return whether all of these weights are loaded."""
+    def _is_loaded(self, files: ModelFiles, native: LoadParams) -> bool:
+        """Return whether the weights are loaded on all device sets."""
         wanted = {identity(files, replace(native, devices=(devices,))) for devices in native.devices}
         with self._lock:
             return wanted <= self._models.keys()
 
     def _load(self, spec: ModelSpec, progress: OnProgress, media: Projector | None) -> LlamaWeights:
-        """Load on the first set of devices, with the projector `media` of another set, if any."""
+        """Load the weights on the first device set. `media`: the projector that an earlier set has loaded, if any."""
         files = check_files(spec.id, spec.path, spec.native.metadata_overrides)
         if spec.native.mtp:
             check_heads(spec.id, files)
@@ -114,7 +114,7 @@ class LlamaLoader:
             raise
 
     def _release(self, key: Hashable) -> None:
-        """Free a native model with its last user."""
+        """Free a native model after its last user has released it."""
         with self._lock:
             native = self._models[key]
             native.n_users -= 1
@@ -144,18 +144,18 @@ class LlamaLoader:
 
 
 class FileVocabulary:
-    """`server.pool.protocols.Vocabulary` of a file."""
+    """`server.pool.protocols.Vocabulary` of a file, without its weights."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        # Nothing that names a device: another process has them, and asking one can wait for ever.
-        given = spec.native
-        native = LoadParams(devices=((),), n_gpu_layers=0, metadata_overrides=given.metadata_overrides, numa=given.numa)
-        files = check_files(spec.id, spec.path, given.metadata_overrides)
+        # No parameter may name a device: another process uses them, and a query can block forever.
+        overrides, numa = spec.native.metadata_overrides, spec.native.numa
+        native = LoadParams(devices=((),), n_gpu_layers=0, metadata_overrides=overrides, numa=numa)
+        files = check_files(spec.id, spec.path, overrides)
         self._model: int | None = (model := _open(spec.id, files, native, vocab_only=True))
         self.vocab = LlamaVocab(model)
 
     def close(self) -> None:
-        """Free it; once is enough."""
+        """Free the vocabulary. Idempotent."""
         model, self._model = self._model, None
         self.vocab.close()
         if model is not None:
@@ -163,10 +163,10 @@ class FileVocabulary:
 
 
 def open_loader(remote: tuple[str, ...] = ()) -> LlamaLoader:
-    """Return the loader of a process, with the devices of these machines. Raises ConfigError."""
+    """Return the loader of a process. `remote`: ``host:port`` of rpc-servers to use. Raises ConfigError."""
     if remote:
         add_remote_devices(remote)
-    supports_gpu_offload()  # finds the devices, which takes a moment: not on the event loop later
+    supports_gpu_offload()  # finds the devices now, because that would block the event loop later
     return LlamaLoader()
 
 
@@ -178,7 +178,7 @@ def _open(
     *,
     vocab_only: bool = False,
 ) -> int:
-    """Return the native model, which the caller frees. Raises `ModelFailed`."""
+    """Load a native model, which the caller frees. Raises `ModelFailed`."""
     start_backend(native.numa)
     params = model_params(name, native.weights, files)
     if not vocab_only:
@@ -191,12 +191,12 @@ def _open(
         nonlocal stopped
         try:
             stopped = not progress(fraction)
-        except BaseException:  # noqa: BLE001 - ctypes would return an earlier result
+        except BaseException:  # noqa: BLE001 - ctypes would drop it and return an arbitrary result
             logger.exception("model '%s': reporting the load's progress failed, please report it", name)
             stopped = True
         return not stopped
 
-    callback = C.llama_progress_callback(on_progress)  # must stay referenced as long as the load runs
+    callback = C.llama_progress_callback(on_progress)  # must stay referenced during the load
     params.progress_callback, params.vocab_only = callback, vocab_only
     with collect_errors(quiet=vocab_only) as errors:
         model: int | None = C.llama_model_load_from_file(bytes(files.path), params)
@@ -207,7 +207,7 @@ def _open(
 
 
 def _draft(name: str, file: DraftFile, native: LoadParams, target: int, progress: OnProgress) -> DraftWeights:
-    """Load the draft model on the devices of its `target`, unless configured. Reports no progress."""
+    """Load the draft model, by default on the devices of its `target`. Reports no progress."""
     if file.native.devices == (None,):
         file = replace(file, native=replace(file.native, devices=native.devices))
     files = check_files(name, file.path, file.native.metadata_overrides)

@@ -1,7 +1,7 @@
-"""Compute threads: their number, their CPUs, and fewer of them while other processes use the CPUs.
+"""Compute threads: their number, their CPUs, and a lower number while other processes use the CPUs.
 
 The number follows llama.cpp's rule (common/common.cpp, common_cpu_get_num_math) within the CPUs that this process may
-use. Instances share them, because more threads than cores wait for each other in every operation.
+use. Instances divide the CPUs: more threads than cores would wait for each other in every operation.
 """
 
 import contextlib
@@ -29,15 +29,15 @@ _PERFORMANCE_CORES = Path("/sys/devices/cpu_core/cpus")  # exists on hybrid Inte
 def bound(spec: ModelSpec) -> ModelSpec:
     """Return `spec` with placements on existing CPUs, and automatic numbers of threads. Raises `ModelFailed`."""
     _check_priority(spec)
-    each = _n_threads_of_instance(spec)
+    n_default = _n_threads_of_instance(spec)
 
-    def placed(native: LoadParams, name: str) -> LoadParams:
-        n, n_batch, placement = each, 0, native.placement
+    def placed(native: LoadParams, prefix: str) -> LoadParams:
+        n, n_batch, placement = n_default, 0, native.placement
         if placement is not None:
-            cpus = _existing(spec.id, f"{name}cpu_mask, {name}cpu_range", placement.cpus)
-            batch = _existing(spec.id, f"{name}cpu_mask_batch, {name}cpu_range_batch", placement.cpus_batch)
+            cpus = _usable(spec.id, f"{prefix}cpu_mask, {prefix}cpu_range", placement.cpus)
+            batch = _usable(spec.id, f"{prefix}cpu_mask_batch, {prefix}cpu_range_batch", placement.cpus_batch)
             native = replace(native, placement=replace(placement, cpus=cpus, cpus_batch=batch))
-            n, n_batch = len(cpus) or each, len(batch)
+            n, n_batch = len(cpus) or n_default, len(batch)
         return replace(
             native,
             n_threads=n if n and native.n_threads < 0 else native.n_threads,
@@ -49,60 +49,62 @@ def bound(spec: ModelSpec) -> ModelSpec:
 
 
 def _n_threads_of_instance(spec: ModelSpec) -> int:
-    """Return the threads of each instance, 0 if the library decides. Raises `ModelFailed`."""
+    """Return the number of threads of each instance; 0 if the library decides. Raises `ModelFailed`."""
     sets, n_instances = spec.engine.cpus, spec.native.instances
     if not sets:
         return 0 if n_instances == 1 else max(n_threads(-1) // n_instances, 1)
     allowed = _allowed(spec.id, "cpu_range, cpu_mask")
-    fewest = min(len(some & allowed) for some in sets)
-    if not fewest:
-        here = ", ".join(map(str, sorted(allowed)))
-        raise ModelFailed(spec.id, f"cpu_range, cpu_mask: an instance has no CPU, there are only {here}")
-    return max(fewest // n_instances, 1) if len(sets) == 1 else fewest
+    n_fewest = min(len(cpus & allowed) for cpus in sets)
+    if not n_fewest:
+        listed = ", ".join(map(str, sorted(allowed)))
+        raise ModelFailed(spec.id, f"cpu_range, cpu_mask: an instance has no CPU, there are only {listed}")
+    return max(n_fewest // n_instances, 1) if len(sets) == 1 else n_fewest
 
 
-def _existing(model: str, names: str, wanted: frozenset[int]) -> frozenset[int]:
-    """Return those of the `wanted` CPUs that this process may use. Raises `ModelFailed` if it may use none."""
+def _usable(model: str, names: str, cpus: frozenset[int]) -> frozenset[int]:
+    """Return those of `cpus` that this process may use. Raises `ModelFailed` if it may use none of them."""
     allowed = _allowed(model, names)
-    if wanted and not wanted & allowed:
-        there = ", ".join(map(str, sorted(allowed)))
-        raise ModelFailed(model, f"{names}: there are only CPUs {there}; use some of them")
-    return wanted & allowed
+    if cpus and not cpus & allowed:
+        listed = ", ".join(map(str, sorted(allowed)))
+        raise ModelFailed(model, f"{names}: there are only CPUs {listed}; use some of them")
+    return cpus & allowed
 
 
 def _allowed(model: str, names: str) -> set[int]:
+    """Return the CPUs that this process may use. Raises `ModelFailed` if threads cannot be bound; `names`: settings."""
     if not hasattr(os, "sched_setaffinity"):
         raise ModelFailed(model, f"{names}: this system can't bind threads to CPUs")
     return os.sched_getaffinity(0)
 
 
 def _check_priority(spec: ModelSpec) -> None:
-    """Check the priority by setting it in a temporary thread."""
+    """Set the priority in a temporary thread. Raises `ModelFailed` if the system refuses it."""
     prio = spec.engine.prio
     if not prio:
         return
     if not PRIORITIES_BY_THREAD:
         raise ModelFailed(spec.id, "prio: this system gives no priorities to threads")
-    with ThreadPoolExecutor(1, "priority") as once:
+    with ThreadPoolExecutor(1, "priority") as executor:
         try:
-            once.submit(bind, frozenset[int](), prio).result()
+            executor.submit(bind, frozenset[int](), prio).result()
         except OSError as error:
             reason = f"the system refuses nice {NICE[prio]} ({error.strerror}): it takes the capability SYS_NICE"
             raise ModelFailed(spec.id, f"prio {prio}: {reason}") from None
 
 
-def n_threads(wanted: int) -> int:
-    """`wanted`, or for -1 the number of physical cores, and for 0 every logical one."""
-    if wanted > 0:
-        return min(wanted, 512)  # GGML_MAX_N_THREADS
-    allowed = usable_cpus()
-    if wanted == 0:
-        return allowed
-    return max(1, min(physical_cores(), allowed))
+_MAX_THREADS = 512  # GGML_MAX_N_THREADS, which also limits a CPU mask
+
+
+def n_threads(setting: int) -> int:
+    """Return the number of threads for a setting: -1 is the number of physical cores, 0 that of logical CPUs."""
+    if setting > 0:
+        return min(setting, _MAX_THREADS)
+    n_usable = usable_cpus()
+    return n_usable if setting == 0 else max(1, min(physical_cores(), n_usable))
 
 
 def usable_cpus() -> int:
-    """Return the number of logical CPUs this process may use: affinity mask and control group quotas."""
+    """Return the number of logical CPUs that the affinity mask and control group quotas allow this process."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for group in control_groups():
         with contextlib.suppress(OSError, ValueError):  # "max" = no quota
@@ -113,9 +115,9 @@ def usable_cpus() -> int:
 
 def physical_cores() -> int:
     """Return the number of cores, not hardware threads; on hybrid CPUs performance cores only."""
-    siblings, fast = set(), _fast_cpus()
+    siblings, performance_cpus = set(), _performance_cpus()
     for cpu in _CPUS.glob("cpu[0-9]*"):
-        if fast and int(cpu.name[3:]) not in fast:
+        if performance_cpus and int(cpu.name[3:]) not in performance_cpus:
             continue
         try:
             siblings.add((cpu / "topology" / "thread_siblings").read_text())
@@ -127,7 +129,8 @@ def physical_cores() -> int:
     return logical if logical <= 4 else logical // 2
 
 
-def _fast_cpus() -> frozenset[int]:
+def _performance_cpus() -> frozenset[int]:
+    """Return the CPUs of performance cores; empty unless the CPU is hybrid."""
     try:
         text = _PERFORMANCE_CORES.read_text().strip()
     except OSError:
@@ -139,7 +142,6 @@ def _fast_cpus() -> frozenset[int]:
     return frozenset(cpus)
 
 
-_MOST_CPUS = 512  # GGML_MAX_N_THREADS
 _PTR = ctypes.c_void_p
 
 
@@ -147,7 +149,7 @@ class _Params(ctypes.Structure):
     """ggml.h, ggml_threadpool_params."""
 
     _fields_ = (
-        ("cpumask", ctypes.c_bool * _MOST_CPUS),
+        ("cpumask", ctypes.c_bool * _MAX_THREADS),
         ("n_threads", ctypes.c_int),
         ("prio", ctypes.c_int),
         ("poll", ctypes.c_uint32),
@@ -163,41 +165,42 @@ _FREE = ctypes.CFUNCTYPE(None, _PTR)
 
 
 class ThreadPools:
-    """The thread pools of one context; its thread calls `enter` before each decode and `leave` after it."""
+    """The thread pools of one context. Its thread calls `enter` before each decode and `leave` after it."""
 
     def __init__(self, placement: ThreadPlacement, n_threads: int, n_threads_batch: int) -> None:
         self._placement = placement
         self._n = (n_threads, n_threads_batch)
-        self._own: frozenset[int] = frozenset()
-        self._cpus: tuple[frozenset[int], frozenset[int]] | None = None
+        self._step_cpus: frozenset[int] = frozenset()
+        self._cpus: tuple[frozenset[int], frozenset[int]] | None = None  # for decode and prefill
         self._pools: list[int] = []
 
     def enter(self, context: int, n_tokens: int) -> None:
-        """Be where a decode of so many tokens is computed."""
+        """Move this thread to the CPUs for a decode of `n_tokens`."""
         if self._cpus is None:
             self._cpus = self._attached(context)
-        os.sched_setaffinity(0, self._cpus[n_tokens > 1])  # a single thread is moved by nobody else
+        os.sched_setaffinity(0, self._cpus[n_tokens > 1])  # the library does not move a thread that computes alone
 
     def leave(self) -> None:
-        """Be again where this thread was: it samples, too."""
-        os.sched_setaffinity(0, self._own)
+        """Move this thread back to its own CPUs, where it samples."""
+        os.sched_setaffinity(0, self._step_cpus)
 
     def close(self) -> None:
-        """Free the pools, after the context."""
+        """Free the pools. Call it after the context was freed."""
         for pool in self._pools:
             _FREE(_cpu_procedure(b"ggml_threadpool_free"))(pool)
 
     def _attached(self, context: int) -> tuple[frozenset[int], frozenset[int]]:
-        """Attach the pools. The step thread already runs on its instance's CPUs (`server.engine.instances.bind`)."""
-        self._own = frozenset(os.sched_getaffinity(0))
+        """Create and attach the pools. Returns their CPUs, by default those of the step thread, which
+        `server.engine.instances.bind` has already moved to its instance's.
+        """
+        self._step_cpus = frozenset(os.sched_getaffinity(0))
         placement = self._placement
-        alone = placement.cpus or self._own
-        cpus = (alone, placement.cpus_batch or alone)
-        strict = (placement.strict, placement.strict_batch)
-        for n, some, one_each in zip(self._n, cpus, strict, strict=True):
-            self._pools.append(_pool(n, some, strict=one_each))
+        decode_cpus = placement.cpus or self._step_cpus
+        both = (decode_cpus, placement.cpus_batch or decode_cpus)
+        for n, cpus, strict in zip(self._n, both, (placement.strict, placement.strict_batch), strict=True):
+            self._pools.append(_pool(n, cpus, strict=strict))
         _attach(context, *self._pools)
-        return cpus
+        return both
 
 
 def thread_pools(native: LoadParams, params: ctypes.Structure) -> ThreadPools | None:
@@ -208,10 +211,11 @@ def thread_pools(native: LoadParams, params: ctypes.Structure) -> ThreadPools | 
 
 
 def _pool(n_threads: int, cpus: frozenset[int], *, strict: bool) -> int:
+    """Return a new native pool on `cpus`; `strict`: each thread has its own CPU. Raises `InternalError`."""
     params = _Params()
     _defaults(params, n_threads)
     for cpu in cpus:
-        if cpu < _MOST_CPUS:
+        if cpu < _MAX_THREADS:
             params.cpumask[cpu] = True
     params.strict_cpu = strict
     pool = _NEW(_cpu_procedure(b"ggml_threadpool_new"))(params)
@@ -224,20 +228,22 @@ def _cpu_procedure(name: bytes) -> int:
     return int(procedure_address(registry_by_name(b"CPU"), name))
 
 
-INTERVAL_S = 0.1  # between two looks: ten of the kernel's ticks, or more
-LEAST_IDLE_S = 0.01  # shorter times between two decodes are spent on sampling
-MOST_SHARE = 0.005  # of the time, for looks: with hundreds of CPUs one takes milliseconds
-GIVE_UP, TAKE_BACK = 0.5, 0.3
-"""Of a CPU: what others may use of one of ours until a thread less computes, and until it is back."""
+INTERVAL_S = 0.1  # least time between two readings of CPU use: ten kernel ticks
+MIN_IDLE_S = 0.01  # shorter pauses between two decodes are sampling, not idle time
+MAX_READING_SHARE = 0.005  # of the time; with hundreds of CPUs a reading takes milliseconds
+SHRINK_ABOVE, GROW_BELOW = 0.5, 0.3
+"""Load of a CPU by other processes above which one thread fewer computes, and below which one more does."""
 _STAT = Path("/proc/stat")
 _USER, _NICE, _SYSTEM, _IRQ, _SOFT_IRQ = 0, 1, 2, 5, 6
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """CPU use of the CPUs this thread may run on: their number, and the seconds used by others and by us until
-    ``at``; and the threads of the whole system that run or could run now, with this one.
+class CpuUse:
+    """A reading at ``at`` of the `n_cpus` CPUs on which this thread may run.
+
+    ``others_s``, ``own_s``: CPU seconds that other processes and this one have used. ``n_running``: runnable threads of
+    the whole system, including this one.
     """
 
     at: float
@@ -247,81 +253,82 @@ class Use:
     n_running: int = 1
 
 
-def measured() -> Use:
-    """Read CPU use from the kernel. Niced processes give way to us and do not count, unless this thread is niced."""
+def read_cpu_use() -> CpuUse:
+    """Read CPU use from the kernel. Niced processes yield to this thread, so they count only if it is niced, too."""
     counted = [_USER, _SYSTEM, _IRQ, _SOFT_IRQ]
     if os.getpriority(os.PRIO_PROCESS, 0) > 0:
-        counted.append(_NICE)  # what we compute is in it
-    mine = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+        counted.append(_NICE)  # it includes this process
+    own_cpus = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
     ticks, n_running = 0, 1
     for line in _STAT.read_text().splitlines():
         name, *fields = line.split()
-        if name in mine:
+        if name in own_cpus:
             ticks += sum(int(fields[i]) for i in counted)
         elif name == "procs_running":
             n_running = int(fields[0])
     own_s = time.process_time()
-    return Use(time.monotonic(), ticks / _TICKS_PER_S - own_s, own_s, len(mine), n_running)
+    return CpuUse(time.monotonic(), ticks / _TICKS_PER_S - own_s, own_s, len(own_cpus), n_running)
 
 
 class ComputeThreads:
     """The number of compute threads of one context, updated by its step thread before each decode.
 
-    The threads of a step meet at hundreds of barriers, where each waits for the slowest: one that shares its CPU with
+    The threads of a step meet at hundreds of barriers. Each waits for the slowest thread, which shares its CPU with
     another process. Fewer threads with a CPU each are faster (benchmarks/experiments.md).
 
-    Between half of the configured number and all of it: processes that take all they get would otherwise drive us
-    out. All of it if the step thread has a negative nice value.
+    At least half of the configured threads compute; otherwise busy processes could take over all CPUs. All of them
+    compute if the step thread has a negative nice value.
     """
 
-    def __init__(self, n: int, n_batch: int, look: Callable[[], Use] = measured) -> None:
-        self._wanted = (n, n_batch)
-        self._now = self._most = max(n, n_batch)
-        self._look = look if self._most > 1 and _STAT.exists() else None
-        self._next_look = 0.0
-        self._seen: Use | None = None
-        self._ended = time.monotonic()
-        self._idle_s = 0.0  # since the last look
+    def __init__(self, n: int, n_batch: int, read: Callable[[], CpuUse] = read_cpu_use) -> None:
+        """`n`, `n_batch`: configured numbers for decode and prefill."""
+        self._configured = (n, n_batch)
+        self._n = self._n_max = max(n, n_batch)
+        self._read = read if self._n_max > 1 and _STAT.exists() else None
+        self._next_reading_at = 0.0
+        self._last: CpuUse | None = None
+        self._decode_ended_at = time.monotonic()
+        self._idle_s = 0.0  # since the last reading
 
     def change(self) -> tuple[int, int] | None:
-        """Return the numbers of threads for decode and prefill if they are due and differ from the last ones.
+        """Return new numbers of threads for decode and prefill; None if they stay the same.
 
-        Others take no CPU from us while we are idle, so all that they may have used then does not count. After
-        `INTERVAL_S` without a decode the number stays as it was, or is that of the CPUs on which no other thread runs,
-        if there are more.
+        While this process is idle, others take no CPU from it: for that time, use of all CPUs is subtracted. After
+        `INTERVAL_S` without a decode the number does not fall. It rises to the number of CPUs without another thread.
         """
-        if self._look is None:
+        if self._read is None:
             return None
         began = time.monotonic()
-        idle_s = began - self._ended
-        self._idle_s += idle_s if idle_s >= LEAST_IDLE_S else 0.0
-        if began < self._next_look:
+        pause_s = began - self._decode_ended_at
+        self._idle_s += pause_s if pause_s >= MIN_IDLE_S else 0.0
+        if began < self._next_reading_at:
             return None
-        before, use = self._seen, self._look()
-        idle_in_all_s, self._idle_s = self._idle_s, 0.0
-        self._seen, self._next_look = use, use.at + max(INTERVAL_S, (use.at - began) / MOST_SHARE)
-        if before is None:
+        last, use = self._last, self._read()
+        idle_s, self._idle_s = self._idle_s, 0.0
+        self._last, self._next_reading_at = use, use.at + max(INTERVAL_S, (use.at - began) / MAX_READING_SHARE)
+        if last is None:
             return None
-        computed_s = max(use.at - before.at - idle_in_all_s, INTERVAL_S)
-        others = max(0.0, use.others_s - before.others_s - use.n_cpus * idle_in_all_s) / computed_s
+        computed_s = max(use.at - last.at - idle_s, INTERVAL_S)
+        n_used_by_others = max(0.0, use.others_s - last.others_s - use.n_cpus * idle_s) / computed_s
         if os.getpriority(os.PRIO_PROCESS, 0) < 0:
-            now = self._most
-        elif idle_s >= INTERVAL_S:
-            now = max(self._now, min(int(use.n_cpus - (use.n_running - 1) + TAKE_BACK), self._most))
+            n = self._n_max
+        elif pause_s >= INTERVAL_S:
+            n = max(self._n, min(int(use.n_cpus - (use.n_running - 1) + GROW_BELOW), self._n_max))
         else:
-            now = self._fitting(use.n_cpus - others)
-        if now == self._now:
+            n = self._fitting(use.n_cpus - n_used_by_others)
+        if n == self._n:
             return None
-        self._now = now
-        n, n_batch = self._wanted
-        return min(n, now), min(n_batch, now)
+        self._n = n
+        n_decode, n_batch = self._configured
+        return min(n_decode, n), min(n_batch, n)
 
     def ended(self) -> None:
         """Record that a decode ended."""
-        self._ended = time.monotonic()
+        self._decode_ended_at = time.monotonic()
 
-    def _fitting(self, free: float) -> int:
-        fewer, more = int(free + 1 - GIVE_UP), int(free + TAKE_BACK)
-        if fewer < self._now:
-            return max(fewer, (self._most + 1) // 2)
-        return min(more, self._most) if more > self._now else self._now
+    def _fitting(self, n_free: float) -> int:
+        """Return the number of threads for `n_free` CPUs."""
+        fewer, more = int(n_free + 1 - SHRINK_ABOVE), int(n_free + GROW_BELOW)
+        if fewer < self._n:
+            return max(fewer, (self._n_max + 1) // 2)
+        return min(more, self._n_max) if more > self._n else self._n

@@ -1,9 +1,9 @@
-"""A model's vocabulary: tokenizing, pieces, special tokens.
+"""A model's vocabulary: tokenization, pieces, special tokens.
 
-A long text is split after special tokens, so that tokenizing takes linear time: for every special token llama.cpp
-walks the list of fragments from its start (src/llama-vocab.cpp, tokenizer_st_partition); 400 kB of ``<|im_end|>x``
-take 44 s, 4 MB over an hour. The tokens of a text that ends in a special token do not depend on what follows.
-What follows is tokenized as after a start without BOS. So the parts can be tokenized one by one.
+A long text is split after special tokens, so that tokenization takes linear time. For every special token llama.cpp
+walks the list of fragments from its start (src/llama-vocab.cpp, tokenizer_st_partition): 400 kB of ``<|im_end|>x``
+take 44 s, 4 MB more than an hour. The parts can be tokenized separately: tokens up to a special token do not depend on
+the text after it, and that text is tokenized as at the start, without BOS.
 """
 
 import contextlib
@@ -19,48 +19,47 @@ from itertools import compress, repeat
 from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, fast
 
-MIN_PIECE_BYTES = 256  # the time of a piece grows with its square
-_WINDOW_BYTES = 4096  # `re` holds the GIL for one window at a time
+MIN_PIECE_BYTES = 256  # the time of a piece is quadratic in its size
+_WINDOW_BYTES = 4096  # searched by `re` at a time, which holds the GIL
 
 
 class SpecialTexts:
-    """The special texts of one vocabulary, which the tokenizer matches before anything else."""
+    """The texts of a vocabulary's special tokens, which the tokenizer matches first."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self.texts = sorted({text for text in texts if text}, key=len, reverse=True)
         self._longest = len(self.texts[0]) if self.texts else 0
         self._pattern = re.compile(b"|".join(map(re.escape, self.texts)))
-        # the special texts that can overlap one, including itself if it can
-        self._rivals = cache(lambda text: tuple(other for other in self.texts if _can_overlap(text, other)))
+        self._overlapping = cache(lambda text: tuple(other for other in self.texts if _can_overlap(text, other)))
 
     def pieces(self, raw: bytes) -> Iterator[bytes]:
-        """`raw` in pieces, each but the last one ending in a special text that is certainly taken as a token."""
+        """Yield `raw` in pieces. Each, except the last, ends with a special text that is certainly one token."""
         start = 0
-        while self.texts and (end := self._cut(raw, start + MIN_PIECE_BYTES)):
+        while self.texts and (end := self._split_point(raw, start + MIN_PIECE_BYTES)):
             yield raw[start:end]
             start = end
         yield raw[start:]
 
-    def left_out(self, raw: bytes) -> bytes:
+    def without_special(self, raw: bytes) -> bytes:
         """Return `raw` without special texts."""
         return self._pattern.sub(b"", raw)
 
-    def _cut(self, raw: bytes, at: int) -> int:
+    def _split_point(self, raw: bytes, at: int) -> int:
         """Return the end of the first special text at or after `at` that no other one overlaps; 0 = none."""
         while at < len(raw):
             window_end = at + _WINDOW_BYTES
             match = self._pattern.search(raw, at, window_end + self._longest)
             if match is None:
                 at = window_end
-            elif self._alone(raw, match.start(), match[0]):
+            elif self._is_unambiguous(raw, match.start(), match[0]):
                 return match.end()
             else:
                 at = match.start() + 1
         return 0
 
-    def _alone(self, raw: bytes, at: int, text: bytes) -> bool:
-        """Return whether no other special text overlaps the one at `at`: the longer, then the left one would win."""
-        for other in self._rivals(text):
+    def _is_unambiguous(self, raw: bytes, at: int, text: bytes) -> bool:
+        """Return whether no special text overlaps the one at `at`. The tokenizer prefers the longer, then the left."""
+        for other in self._overlapping(text):
             first = max(0, at - len(other) + 1)
             found = raw.find(other, first, at + len(text) + len(other) - 1)
             if found == at and other == text:
@@ -71,6 +70,7 @@ class SpecialTexts:
 
 
 def _can_overlap(one: bytes, other: bytes) -> bool:
+    """Return whether two special texts can overlap in a text; a text may overlap itself."""
     if one != other and (one in other or other in one):
         return True
     sizes = range(1, min(len(one), len(other)))
@@ -79,11 +79,11 @@ def _can_overlap(one: bytes, other: bytes) -> bool:
 
 _MAX_BYTES = (1 << 31) - 1
 _PIECE_BYTES = 64
-_SLICE = 16384  # tokens made into Python's numbers at a time; the interpreter is kept from other threads meanwhile
-_SHORT_BYTES = 256  # up to here, tokenizing takes microseconds with most vocabularies
+_SLICE = 16384  # tokens converted to Python integers at a time, while the GIL is held
+_SHORT_BYTES = 256  # texts up to this size are tokenized in microseconds with most vocabularies
 _QUICK_S = 1e-3
-_LEAST_BYTES = 4  # of a text in a JSON array
-_LONG_BYTES = 4096  # from here on, special tokens in the text split it
+_MIN_BYTES = 4  # of a text in a JSON array
+_LONG_BYTES = 4096  # longer texts are split at special tokens
 _UNKNOWN, _CONTROL, _USER_DEFINED = 1 << 0, 1 << 3, 1 << 4  # enum llama_token_attr
 _TURN_ENDS = ("<|end|>", "[/INST]", "<\uff5cAssistant\uff5c>")
 _NOT_PRINTED = _UNKNOWN | _CONTROL  # llama_vocab::impl::token_to_piece
@@ -93,9 +93,9 @@ _SPECIAL = _USER_DEFINED | _NOT_PRINTED
 
 
 class LlamaVocab:
-    """`server.engine.runner_api.Vocab` over a loaded model. Ids are -1 for tokens the model does not have. Thread-safe
-    until the weights are closed. ``unspelled``: bytes for which a SentencePiece vocabulary has no token. The library
-    ends the process at a character that needs one (src/llama-vocab.cpp, byte_to_token).
+    """`server.engine.runner_api.Vocab` of a loaded model. Ids are -1 for tokens that the model lacks. Thread-safe until
+    the weights are closed. ``missing_bytes``: bytes for which a SentencePiece vocabulary has no token. The library
+    aborts at a character that needs one (src/llama-vocab.cpp, byte_to_token).
     """
 
     def __init__(self, model: int) -> None:
@@ -115,23 +115,23 @@ class LlamaVocab:
         self.fim_middle: int = C.llama_vocab_fim_mid(pointer)
         self.fim_repo: int = C.llama_vocab_fim_rep(pointer)
         self.fim_sep: int = C.llama_vocab_fim_sep(pointer)
-        every = range(self.n_tokens)  # 150,000 are common: no Python code for each
-        self.eog: frozenset[int] = frozenset(compress(every, map(fast.vocab_is_eog, repeat(pointer), every)))
+        ids = range(self.n_tokens)  # 150,000 are common, so no Python code runs for each
+        self.eog: frozenset[int] = frozenset(compress(ids, map(fast.vocab_is_eog, repeat(pointer), ids)))
         self.suppressed: tuple[int, ...] = _suppressed(pointer)
         special = [
-            (t, bits) for t, bits in enumerate(map(fast.vocab_get_attr, repeat(pointer), every)) if bits & _SPECIAL
+            (t, bits) for t, bits in enumerate(map(fast.vocab_get_attr, repeat(pointer), ids)) if bits & _SPECIAL
         ]
         self._always_special = self._special_texts(t for t, bits in special if bits & _USER_DEFINED)
         self._special = self._special_texts(t for t, _ in special)
         self.quick_bytes = 0
         self._not_printed = frozenset(t for t, bits in special if bits & _NOT_PRINTED)
         self._pieces, self._offsets = _pieces(pointer, self.n_tokens)
-        self.unspelled = frozenset[int]()
+        self.missing_bytes = frozenset[int]()
         if self.type == _SENTENCEPIECE:
-            self.unspelled = _unspelled(pointer, list(map(self.piece, every)))
-        self._texts = frozenset[bytes]()  # of all tokens, to look for those of single characters
-        if self.unspelled:
-            self._texts = frozenset(map(fast.vocab_get_text, repeat(pointer), every))
+            self.missing_bytes = _missing_bytes(pointer, list(map(self.piece, ids)))
+        self._texts = frozenset[bytes]()  # of all tokens, among which single characters are searched
+        if self.missing_bytes:
+            self._texts = frozenset(map(fast.vocab_get_text, repeat(pointer), ids))
         self.quick_bytes = self._measured_quick_bytes()
 
     @property
@@ -142,44 +142,47 @@ class LlamaVocab:
         return self._pointer
 
     def check(self, token: int) -> None:
-        """Raises `InternalError` for a number that is no token: the library would end the process."""
+        """Raise `InternalError` for an id outside the vocabulary, on which the library would abort."""
         if not 0 <= token < self.n_tokens:
             raise InternalError(f"token {token} is outside the vocabulary of {self.n_tokens}")
 
     def turn_ends(self) -> frozenset[int]:
-        """Return the end-of-generation tokens, and those that gpt-oss, Mistral and DeepSeek write between turns."""
-        found = set[int]()
+        """Return the end-of-generation tokens, and the tokens between turns of gpt-oss, Mistral and DeepSeek."""
+        separators = set[int]()
         for text in _TURN_ENDS:
-            with contextlib.suppress(InvalidRequest):  # it cannot be spelled
+            with contextlib.suppress(InvalidRequest):  # a character has no token
                 tokens = self.tokenize(text, add_special=False, parse_special=True)
-                found |= {token for token in tokens if len(tokens) == 1 and self.piece(token) == text.encode()}
-        return self.eog | found
+                separators |= {token for token in tokens if len(tokens) == 1 and self.piece(token) == text.encode()}
+        return self.eog | separators
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Raises `InvalidRequest` for a text of more than 2 GiB, or with a character that has no token."""
+        """Return the tokens of `text`. Raises `InvalidRequest` for more than 2 GiB, and for characters without a token.
+
+        `add_special`: add BOS and EOS as the model demands. `parse_special`: recognize control tokens in the text.
+        """
         raw = _utf8(text)
-        if self.unspelled:
-            self._check_spelled((self._special if parse_special else self._always_special).left_out(raw))
+        if self.missing_bytes:
+            self._check_characters((self._special if parse_special else self._always_special).without_special(raw))
         if len(raw) > _MAX_BYTES:
             raise InvalidRequest(f"the text has {len(raw)} bytes, at most {_MAX_BYTES} can be tokenized")
         if len(raw) < _LONG_BYTES:
             return self._tokenize(raw, add_special, parse_special)
-        first, last = self._ends() if add_special else ([], [])
-        tokens = first
+        tokens, suffix = self._added_tokens() if add_special else ([], [])
         for piece in (self._special if parse_special else self._always_special).pieces(raw):
             tokens += self._tokenize(piece, False, parse_special)
-        return tokens + last
+        return tokens + suffix
 
-    def _check_spelled(self, raw: bytes) -> None:
+    def _check_characters(self, raw: bytes) -> None:
+        """Raise `InvalidRequest` if a character has no token."""
         for char in set(raw.decode().replace(" ", "\u2581")):
-            if not self.unspelled.isdisjoint(char.encode()) and char.encode() not in self._texts:
+            if not self.missing_bytes.isdisjoint(char.encode()) and char.encode() not in self._texts:
                 raise InvalidRequest(f"the model's vocabulary has no token for {char!r}")
 
-    def _ends(self) -> tuple[list[int], list[int]]:
-        """Return what ``add_special`` puts before and after a text."""
-        around = self._tokenize(b"", True, False)
-        n_first = len(around) // 2 if len(around) != 1 else int(self.add_bos)
-        return around[:n_first], around[n_first:]
+    def _added_tokens(self) -> tuple[list[int], list[int]]:
+        """Return the tokens that ``add_special`` adds before and after a text."""
+        added = self._tokenize(b"", True, False)
+        n_before = len(added) // 2 if len(added) != 1 else int(self.add_bos)
+        return added[:n_before], added[n_before:]
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         capacity = len(raw) + 8
@@ -194,46 +197,46 @@ class LlamaVocab:
             capacity = -n
 
     def _measured_quick_bytes(self) -> int:
-        """Return how many bytes of texts take a millisecond at worst, by measuring texts that take long.
+        """Return the size of a text whose tokenization takes at most a millisecond, by measuring slow texts.
 
-        The library searches each text for each special token, and Gemma 3 has 6,000. For gpt-oss, Mistral and DeepSeek
-        it compiles regular expressions, for each text and again after each special token: up to 0.5 ms.
+        The library searches each text for each special token, of which Gemma 3 has 6,000. For gpt-oss, Mistral and
+        DeepSeek it compiles regular expressions, once for each text and after each special token: up to 0.5 ms.
         """
         texts = self._special.texts or [b"a"]
-        starts = Counter(text[:1] for text in texts).most_common(1)[0][0]
+        first_byte = Counter(text[:1] for text in texts).most_common(1)[0][0]
         markup = (min(texts, key=len) + b"a") * _SHORT_BYTES
-        worst_s = 0.0
-        for raw, n_bytes in ((b"a", _LEAST_BYTES), (starts * _SHORT_BYTES, _SHORT_BYTES), (markup, _SHORT_BYTES)):
-            found = []
+        slowest_s = 0.0  # per byte
+        for raw, n_bytes in ((b"a", _MIN_BYTES), (first_byte * _SHORT_BYTES, _SHORT_BYTES), (markup, _SHORT_BYTES)):
+            times_s = []
             for _ in range(3):
                 began = time.perf_counter()
                 self._tokenize(raw[:n_bytes], False, True)
-                found.append(time.perf_counter() - began)
-            worst_s = max(worst_s, min(found) / n_bytes)
-        return int(_QUICK_S / worst_s)
+                times_s.append(time.perf_counter() - began)
+            slowest_s = max(slowest_s, min(times_s) / n_bytes)
+        return int(_QUICK_S / slowest_s)
 
     def _special_texts(self, tokens: Iterable[int]) -> SpecialTexts:
         return SpecialTexts(fast.vocab_get_text(self.pointer, token) or b"" for token in tokens)
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
-        """Return the bytes that `token` prints; with ``special=False`` nothing for control tokens."""
-        if not 0 <= token < self.n_tokens:  # not by `check`: this is called for each token
+        """Return the text of `token`; with ``special=False``, nothing for control tokens."""
+        if not 0 <= token < self.n_tokens:  # a call of `check` for each token would be slower
             self.check(token)
         if not special and token in self._not_printed:
             return b""
         return self._pieces[self._offsets[token] : self._offsets[token + 1]]
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
-        """Return the pieces put together, as llama-server's /detokenize (no leading space is taken away)."""
+        """Return the joined pieces, like llama-server's /detokenize, which does not strip a leading space."""
         return b"".join([self.piece(token, special=special) for token in tokens])
 
     def close(self) -> None:
-        """Refuse every later native call, because the weights are freed. Pieces that were read stay readable."""
+        """Make later native calls raise, because the weights are freed. `piece` and `detokenize` still work."""
         self._pointer = None
 
 
 def _numbers(tokens: "ctypes.Array[ctypes.c_int32]", n: int) -> list[int]:
-    """Return the first `n`, without keeping other threads waiting: four million in one go take 200 ms."""
+    """Return the first `n` tokens. In one slice, four million of them would hold the GIL for 200 ms."""
     if n <= _SLICE:
         return tokens[:n]
     numbers: list[int] = []
@@ -243,7 +246,7 @@ def _numbers(tokens: "ctypes.Array[ctypes.c_int32]", n: int) -> list[int]:
 
 
 def _pieces(pointer: int, n_tokens: int) -> "tuple[bytes, array[int]]":
-    """Return the texts of all tokens, joined, and where each ends; a list of objects would take 50 bytes a token."""
+    """Return the joined texts of all tokens, and the offset where each ends. A list would take 50 bytes per token."""
     buffer = ctypes.create_string_buffer(_PIECE_BYTES)
     read, string_at = fast.token_to_piece, ctypes.string_at
     pieces, ends = bytearray(), array("I", [0])
@@ -260,22 +263,22 @@ def _pieces(pointer: int, n_tokens: int) -> "tuple[bytes, array[int]]":
 def _utf8(text: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError:  # JSON can carry halves of surrogate pairs: join the whole ones, replace the others
+    except UnicodeEncodeError:  # JSON can contain surrogates: join pairs, replace the others
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def _unspelled(pointer: int, pieces: Sequence[bytes]) -> frozenset[int]:
-    """Return the bytes of UTF-8 that no token of a SentencePiece vocabulary spells."""
+def _missing_bytes(pointer: int, pieces: Sequence[bytes]) -> frozenset[int]:
+    """Return the bytes of UTF-8 without a token in a SentencePiece vocabulary."""
     single = compress(range(len(pieces)), map((1).__eq__, map(len, pieces)))
     texts = set(map(fast.vocab_get_text, repeat(pointer), single))
-    found = [byte for byte in _UTF8_BYTES if texts.isdisjoint((b"<0x%02X>" % byte, bytes((byte,))))]
-    if found:  # a token of another type may have that text
+    missing = [byte for byte in _UTF8_BYTES if texts.isdisjoint((b"<0x%02X>" % byte, bytes((byte,))))]
+    if missing:  # a token of another type may have the text <0x..>
         texts.update(pieces)
-    return frozenset(byte for byte in found if b"<0x%02X>" % byte not in texts)
+    return frozenset(byte for byte in missing if b"<0x%02X>" % byte not in texts)
 
 
 def _suppressed(pointer: int) -> tuple[int, ...]:
-    """Tokens that the model's file forbids to generate (llama_vocab_get_suppress_tokens)."""
+    """Return the tokens that the model's file bans from generation (llama_vocab_get_suppress_tokens)."""
     count = ctypes.c_int32(0)
     tokens = C.llama_vocab_get_suppress_tokens(pointer, ctypes.byref(count))
     return tuple(tokens[: count.value]) if tokens and count.value > 0 else ()

@@ -1,4 +1,4 @@
-"""Fixtures of the tests over real models."""
+"""Fixtures for tests with native models."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ import pytest
 
 from tests.model.native_fixtures import (  # noqa: F401
     gguf_folder,
-    ready,
+    prefilled,
     recurrent_path,
     runner,
-    runner_of,
     swa_path,
     tiny_path,
+    tiny_runner,
     tiny_vocab,
 )
 from tests.support.real_server import ROOT, RealServer, llamapool_config
@@ -19,6 +19,6 @@ from tests.support.real_server import ROOT, RealServer, llamapool_config
 
 @pytest.fixture(scope="session")
 def default_server() -> Iterator[RealServer]:
-    """`config/default.yaml` as it ships, on a free port."""
+    """A server with the shipped `config/default.yaml`, on a free port."""
     with llamapool_config(ROOT / "config" / "default.yaml", "-t", "1") as running:
         yield running

@@ -1,4 +1,4 @@
-"""Tiny real models for the tests of the native side: files are written once a session, contexts once a test."""
+"""Fixtures and builders for tests of `server/llama` with tiny models. Files are written once per session."""
 
 import asyncio
 import ctypes
@@ -29,26 +29,22 @@ from tests.support.ggufs import TinyModel, gguf_file
 from tests.support.ggufs.writing import finish
 
 GREEDY = SamplingParams(temperature=0.0, seed=1)
-# no truncation, no randomness but the draw
-PLAIN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
+UNTRUNCATED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
 F32: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}
-"""Alike in batches of every shape."""
+"""Load parameters with which results hardly depend on the shape of a batch."""
 PROMPT = "the quick brown fox jumps over the lazy dog"
-
-Probabilities = npt.NDArray[np.float64]
-
 
 Entry = partial(BatchEntry, n_outputs=1)
 
 
 def spy(monkeypatch: pytest.MonkeyPatch, name: str, library: Any = C) -> list[tuple[tuple[Any, ...], Any]]:
-    """Record the arguments and results of a function of the library."""
+    """Record the calls of a library function. Returns a list that grows by (arguments, result)."""
     function, calls = getattr(library, name), list[tuple[tuple[Any, ...], Any]]()
 
     def recorded(*arguments: Any) -> Any:
-        found = function(*arguments)
-        calls.append((arguments, found))
-        return found
+        result = function(*arguments)
+        calls.append((arguments, result))
+        return result
 
     monkeypatch.setattr(library, name, recorded)
     return calls
@@ -60,7 +56,7 @@ def write_gguf(
     describe: Callable[[GGUFWriter], None] = lambda _: None,
     arch: str = "llama",
 ) -> Path:
-    """Write a file of these tensors, with the values that `describe` adds."""
+    """Write a GGUF file with `tensors` and the metadata that `describe` adds. Returns `path`."""
     writer = GGUFWriter(path, arch)
     describe(writer)
     for name, array in tensors.items():
@@ -70,7 +66,7 @@ def write_gguf(
 
 
 def quantize(source: Path, target: Path, ftype: int) -> None:
-    """Write a model with weights of another type. ``ftype``: of enum llama_ftype, 0 for F32."""
+    """Write a copy of a model with weights of another type. `ftype`: enum llama_ftype, 0 for F32."""
     start_backend()
     params = C.llama_model_quantize_default_params()
     params.ftype, params.nthread, params.allow_requantize = ftype, 1, True
@@ -78,16 +74,16 @@ def quantize(source: Path, target: Path, ftype: int) -> None:
 
 
 def load(path: Path, *, mmproj: Path | None = None, engine: EngineParams | None = None, **native: Any) -> LlamaWeights:
-    """Weights with a small context, unless `native` says otherwise."""
+    """Load a model, by default with four slots of 256 tokens and without warm-up. `native`: fields of `LoadParams`."""
     params = {"n_ctx": 1024, "n_parallel": 4, "n_threads": 1, "warmup": False} | native
     spec = ModelSpec("tiny", path, mmproj=mmproj, native=LoadParams(**params), engine=engine or EngineParams())
     weights = LlamaLoader().load(spec, lambda _fraction: True)
-    assert isinstance(weights, LlamaWeights)  # one set of devices
+    assert isinstance(weights, LlamaWeights)  # there is one set of devices
     return weights
 
 
-def failure(path: Path, *, mmproj: Path | None = None, **native: Any) -> str:
-    """Return the reason for which a model cannot be loaded: one line."""
+def load_failure(path: Path, *, mmproj: Path | None = None, **native: Any) -> str:
+    """Load a model that cannot be loaded. Returns the reason, which is one line."""
     with pytest.raises(ModelFailed) as caught:
         load(path, mmproj=mmproj, **native).runner()
     assert caught.value.model == "tiny"
@@ -96,15 +92,15 @@ def failure(path: Path, *, mmproj: Path | None = None, **native: Any) -> str:
 
 
 @contextmanager
-def open_runner(path: Path, **given: Any) -> Iterator[LlamaRunner]:
-    """A runner over its own weights, closed at the end. Takes what `load` takes."""
-    with closing(load(path, **given)) as weights, closing(weights.runner()) as runner:
+def open_runner(path: Path, **options: Any) -> Iterator[LlamaRunner]:
+    """Load a model and open a runner; close both at the end. `options`: arguments of `load`."""
+    with closing(load(path, **options)) as weights, closing(weights.runner()) as runner:
         yield runner
 
 
 @asynccontextmanager
 async def engine_on(weights: Weights, params: EngineParams, n_instances: int = 1) -> AsyncIterator[Engine]:
-    """An engine on contexts of `weights`; all are closed at the end."""
+    """Open an engine with `n_instances` contexts; close it and `weights` at the end."""
     engine = Engine([weights.runner() for _ in range(n_instances)], params, asyncio.get_running_loop())
     try:
         yield engine
@@ -115,19 +111,19 @@ async def engine_on(weights: Weights, params: EngineParams, n_instances: int = 1
 
 
 def prompt_tokens(vocab: LlamaVocab, text: str = PROMPT) -> list[int]:
-    """`text` with the beginning-of-text token."""
+    """Return the tokens of `text` after the BOS token."""
     return vocab.tokenize(text, add_special=True, parse_special=False)
 
 
 def prefill(runner: LlamaRunner, seq: int, tokens: Sequence[int]) -> None:
-    """Decode `tokens` into the empty `seq`; the last one's logits are output 0."""
+    """Decode `tokens` into the empty sequence `seq`. Output 0 has the logits after the last token."""
     assert runner.decode([Entry(seq, 0, tokens)])
 
 
 def generate(
     runner: LlamaRunner, tokens: Sequence[int], n: int, params: SamplingParams = GREEDY, seq: int = 0
 ) -> list[int]:
-    """`n` tokens after `tokens`, which are prefilled into the emptied `seq`."""
+    """Prefill `tokens` into the sequence `seq`, which is emptied first. Returns the next `n` tokens."""
     runner.seq_remove(seq, 0)
     prefill(runner, seq, tokens)
     sampler = runner.sampler(params, tokens)
@@ -141,17 +137,17 @@ def generate(
     return out
 
 
-def raw_logits(runner: LlamaRunner, output: int = 0) -> list[float]:
-    """Every token's log probability after the last decode, in the vocabulary's order."""
+def all_logprobs(runner: LlamaRunner, output: int = 0) -> list[float]:
+    """Return the log probability of every token after the last decode, before any sampler, by token id."""
     n_vocab = runner.vocab.n_tokens
     entry = runner.logprobs(output, 0, n_vocab)
     by_id = {top.id: top.logprob for top in entry.top}
     return [by_id[token] for token in range(n_vocab)]
 
 
-def raw_probabilities(runner: LlamaRunner) -> Probabilities:
-    """Every token's probability after the last decode, before any sampler."""
-    probabilities: Probabilities = np.exp(np.array(raw_logits(runner)))
+def all_probabilities(runner: LlamaRunner) -> npt.NDArray[np.float64]:
+    """Return the probability of every token after the last decode, before any sampler, by token id."""
+    probabilities: npt.NDArray[np.float64] = np.exp(np.array(all_logprobs(runner)))
     return probabilities
 
 
@@ -162,39 +158,39 @@ def gguf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_path(gguf_folder: Path) -> Path:
-    """A llama-architecture model with separate parameters for everything that matters."""
+    """The file of `PLAIN`, a Llama model."""
     return gguf_file(gguf_folder)
 
 
 @pytest.fixture(scope="session")
 def swa_path(gguf_folder: Path) -> Path:
-    """A model with a sliding window of 32 tokens."""
+    """The file of a model with a sliding window of 32 tokens."""
     return gguf_file(gguf_folder, TinyModel(arch="gemma3"))
 
 
 @pytest.fixture(scope="session")
 def recurrent_path(gguf_folder: Path) -> Path:
-    """A recurrent model (mamba)."""
+    """The file of a recurrent model (Mamba)."""
     return gguf_file(gguf_folder, TinyModel(arch="mamba"))
 
 
 @pytest.fixture
 def runner(tiny_path: Path) -> Iterator[LlamaRunner]:
-    """Four slots with separate KV streams of 256 tokens each."""
+    """A runner with four slots and separate KV of 256 tokens each."""
     with open_runner(tiny_path) as opened:
         yield opened
 
 
 @pytest.fixture
-def ready(runner: LlamaRunner) -> LlamaRunner:
+def prefilled(runner: LlamaRunner) -> LlamaRunner:
     """A runner with the logits after `PROMPT` in output 0."""
     prefill(runner, 0, prompt_tokens(runner.vocab))
     return runner
 
 
 @pytest.fixture
-def runner_of(tiny_path: Path) -> Callable[..., AbstractContextManager[LlamaRunner]]:
-    """``with runner_of(kv_unified=True) as runner``: other load parameters over the same file."""
+def tiny_runner(tiny_path: Path) -> Callable[..., AbstractContextManager[LlamaRunner]]:
+    """``with tiny_runner(kv_unified=True) as runner``: `open_runner` with the file of `PLAIN`."""
     return lambda **native: open_runner(tiny_path, **native)
 
 

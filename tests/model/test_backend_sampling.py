@@ -1,4 +1,4 @@
-"""Tokens sampled in the compute graph are those sampled on the CPU, whatever else happens to the sequence."""
+"""Backend sampling: the compute graph samples the same tokens as the CPU, with native models."""
 
 import asyncio
 from collections import Counter
@@ -24,10 +24,8 @@ from tests.unit.engine.builders import Reply, run
 
 ENGINE = EngineParams(backend_sampling=True, check_integrity=True)
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, backend_sampling=True)
-SEEDED = SamplingParams(seed=6, top_k=2, ignore_eos=True, backend_sampling=True)  # rounding rarely decides between two
+SEEDED = SamplingParams(seed=6, top_k=2, ignore_eos=True, backend_sampling=True)  # rounding matters rarely
 PROMPTS = ([5, 9, 300, 17] * 5, [*range(20, 180, 3)], [*range(60, 200)], [7, 8])
-
-
 NATIVE: dict[str, Any] = {"n_ctx": 2048, "n_threads_batch": 1, **F32}
 
 
@@ -37,8 +35,8 @@ def runner(gguf_folder: Path) -> Iterator[LlamaRunner]:
         yield opened
 
 
-def asked(i: int, sampling: SamplingParams, **options: Any) -> Request:
-    return Request(f"{i}", PROMPTS[i], sampling=sampling, max_tokens=options.pop("max_tokens", 24), **options)
+def request(i: int, sampling: SamplingParams, max_tokens: int = 24) -> Request:
+    return Request(f"{i}", PROMPTS[i], sampling=sampling, max_tokens=max_tokens)
 
 
 def tokens_of(replies: list[Reply]) -> list[list[int]]:
@@ -61,37 +59,37 @@ def in_graph(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize(("model", "spec_type", "unified"), [(PLAIN, "lookup", False), (HYBRID, "none", True)])
-async def test_greedy_replies_are_the_same(
+async def test_greedy_tokens_are_those_of_the_cpu(
     gguf_folder: Path, in_graph: Counter[str], model: TinyModel, spec_type: str, *, unified: bool
 ) -> None:
     params = replace(ENGINE, spec_type=spec_type)
     weights = load(gguf_file(gguf_folder, model), engine=params, **NATIVE, kv_unified=unified)
     async with engine_on(weights, params) as engine:
-        plain = await run(engine, *(asked(i, replace(GREEDY, backend_sampling=False)) for i in range(4)))
+        plain = await run(engine, *(request(i, replace(GREEDY, backend_sampling=False)) for i in range(4)))
         assert not in_graph["tokens"]
-        chosen = await run(engine, *(asked(i, GREEDY) for i in range(4)))
+        graph = await run(engine, *(request(i, GREEDY) for i in range(4)))
         assert in_graph["tokens"] == 4 * 24
-        assert tokens_of(chosen) == tokens_of(plain)
+        assert tokens_of(graph) == tokens_of(plain)
 
 
-async def test_preempted_and_cancelled_sequences_leave_no_chain(gguf_folder: Path, in_graph: Counter[str]) -> None:
-    """With cells for one and a half sequences: they are preempted and resume in other slots."""
+async def test_preempted_sequences_resume_with_the_same_tokens(gguf_folder: Path, in_graph: Counter[str]) -> None:
+    """The cells hold one and a half sequences. A sequence that is cancelled at the end leaves no sampler chain."""
     weights = load(gguf_file(gguf_folder, PLAIN), engine=ENGINE, **{**NATIVE, "n_ctx": 320}, kv_unified=True)
     async with engine_on(weights, ENGINE) as engine:
-        wanted = [asked(i % 4, SEEDED, max_tokens=100) for i in range(6)]
-        alone = [tokens_of(await run(engine, one))[0] for one in wanted[:4]]
-        replies = await run(engine, *wanted)
+        requests = [request(i % 4, SEEDED, max_tokens=100) for i in range(6)]
+        alone = [tokens_of(await run(engine, one))[0] for one in requests[:4]]
+        replies = await run(engine, *requests)
         assert engine.stats.n_preempted
         assert in_graph["tokens"]
         assert tokens_of(replies)[:4] == alone
-        seen = asyncio.Event()
-        ticket = engine.submit(asked(0, SEEDED, max_tokens=250), lambda _: seen.set())
-        await seen.wait()
+        started = asyncio.Event()
+        ticket = engine.submit(request(0, SEEDED, max_tokens=250), lambda _: started.set())
+        await started.wait()
         engine.cancel(ticket)
         await engine.wait_idle()
 
 
-def test_logits_that_are_not_numbers_are_reported(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_probabilities_raise_not_numbers(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = runner.sampler(SEEDED, [5])
     runner.sample_in_graph(0, sampler)
     assert runner.decode([Entry(0, 0, [5])])
@@ -99,11 +97,11 @@ def test_logits_that_are_not_numbers_are_reported(runner: LlamaRunner, monkeypat
     with pytest.raises(NotNumbers):
         runner.sample(0, sampler)
     runner.close()
-    sampler.close()  # after its context
+    sampler.close()  # a sampler may be closed after its context
 
 
-def test_the_cpu_does_what_a_device_cannot(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Typical-p has no graph form: the library runs what precedes it, as on a device that lacks an operation."""
+def test_the_cpu_completes_a_chain_that_the_graph_cannot(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typical-p has no graph form: the graph runs the samplers before it, as on a device that lacks an operation."""
     params = replace(SEEDED, typical_p=0.9, top_k=40)
     plain = runner.sampler(params, [5])
     monkeypatch.setattr("server.llama.sampling.sampler._fits_a_graph", lambda *_: True)
@@ -112,7 +110,7 @@ def test_the_cpu_does_what_a_device_cannot(runner: LlamaRunner, monkeypatch: pyt
     assert runner.decode([Entry(0, 0, [5])])
     token = runner.sample(0, sampler)
     runner.sample_in_graph(0, sampler)
-    assert sampler.seq < 0  # from its next token on, the CPU samples
+    assert sampler.seq < 0  # the CPU samples from the next token on
     assert runner.seq_remove(0, 0)
     assert runner.decode([Entry(0, 0, [5])])
     assert runner.sample(0, plain) == token
@@ -120,7 +118,7 @@ def test_the_cpu_does_what_a_device_cannot(runner: LlamaRunner, monkeypatch: pyt
     plain.close()
 
 
-def test_what_has_no_graph_form_stays_on_the_cpu(runner: LlamaRunner) -> None:
+def test_samplers_without_a_graph_form_run_on_the_cpu(runner: LlamaRunner) -> None:
     changes: list[dict[str, Any]] = [
         *({"typical_p": 0.9}, {"xtc_probability": 0.5}, {"top_n_sigma": 1.0}, {"mirostat": 2}, {"dry_multiplier": 1.0}),
         *({"frequency_penalty": 0.5}, {"min_keep": 2}, {"min_p": 1.0}, {"top_k": 1 << 30}, {"top_k": 0}),
@@ -137,40 +135,41 @@ def test_what_has_no_graph_form_stays_on_the_cpu(runner: LlamaRunner) -> None:
         sampler.close()
 
 
-def test_a_chain_continues_in_another_slot_and_on_the_cpu(runner: LlamaRunner) -> None:
-    def draws(places: list[tuple[int, bool]]) -> list[int]:
+def test_a_chain_keeps_its_random_state_across_slots_and_on_the_cpu(runner: LlamaRunner) -> None:
+    def draws(steps: list[tuple[int, bool]]) -> list[int]:
+        """Sample a token for each step: a sequence, and whether the graph samples."""
         sampler = runner.sampler(replace(SEEDED, temperature=1.5, top_k=3), [5])
-        found = []
-        for seq, in_graph in places:
+        tokens = []
+        for seq, in_graph in steps:
             runner.sample_in_graph(seq, sampler if in_graph else None)
             runner.seq_remove(seq, 0)
             assert runner.decode([Entry(seq, 0, [5, 9])])
             assert sampler.seq == (seq if in_graph else -1)
-            found.append(runner.sample(0, sampler))
+            tokens.append(runner.sample(0, sampler))
         sampler.close()
-        return found
+        return tokens
 
     on_cpu = draws([(0, False)] * 24)
     assert len(set(on_cpu)) == 3
     assert draws([(0, True)] * 8 + [(3, True)] * 4 + [(1, True)] * 4 + [(1, False)] * 4 + [(2, True)] * 4) == on_cpu
 
 
-def test_a_context_has_memory_for_the_largest_chain_from_the_start(gguf_folder: Path) -> None:
-    """If a request's chain finds no memory, the library ends the process."""
+def test_a_context_reserves_memory_for_the_largest_chain(gguf_folder: Path) -> None:
+    """The library aborts if it cannot allocate the chain of a request."""
     path, params = gguf_file(gguf_folder, PLAIN), replace(ENGINE, spec_type="ngram-simple", spec_ngram=(12, 48))
     weights, without = (load(path, engine=each, **NATIVE) for each in (params, replace(params, backend_sampling=False)))
     runner, plain = weights.runner(), without.runner()
-    taken = weights.footprint()[HOST].compute
-    assert taken > without.footprint()[HOST].compute
-    with Measure(weights._spec, check_files("tiny", path)) as measured:
-        assert measured(weights._spec.native)[HOST].compute == taken
-    drawn = SamplingParams(top_k=256, backend_sampling=True)
-    for sampling in (GREEDY, SEEDED, drawn, replace(drawn, ignore_eos=True), replace(GREEDY, top_k=0)):
+    reserved = weights.footprint()[HOST].compute
+    assert reserved > without.footprint()[HOST].compute
+    with Measure(weights._spec, check_files("tiny", path)) as measure:
+        assert measure(weights._spec.native)[HOST].compute == reserved
+    top_k = SamplingParams(top_k=256, backend_sampling=True)
+    for sampling in (GREEDY, SEEDED, top_k, replace(top_k, ignore_eos=True), replace(GREEDY, top_k=0)):
         samplers = [runner.sampler(sampling, [5]) for _ in range(4)]
         for seq, sampler in enumerate(samplers):
             runner.sample_in_graph(seq, sampler)
         assert runner.decode([Entry(0, 0, [5, 9])])
-        assert breakdown(runner._open())[HOST].compute <= taken
+        assert breakdown(runner._open())[HOST].compute <= reserved
         for sampler in samplers:
             sampler.close()
         runner.seq_remove(0, 0)

@@ -1,4 +1,4 @@
-"""Other sequences change no token: a move to another slot, padding, and cells that hold no numbers."""
+"""Relocation to another slot, padding, and sequences with non-finite values do not change the tokens of others."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,19 +33,18 @@ def runner(request: pytest.FixtureRequest, gguf_folder: Path) -> Iterator[LlamaR
 
 
 def step(scheduler: Scheduler, cells: Cells, runner: LlamaRunner) -> None:
-    """All sequences greedily one token further, or a piece of their prompts."""
+    """Run one step: sample a greedy token for each decoding sequence, or prefill a part of its prompt."""
     entries = scheduler.plan()
     assert runner.decode(entries)
     scheduler.commit(entries, 0.01)
     cells.decoded(entries)
-    wanted = [e.sequence for e in entries if e.n_outputs]
-    for output, sequence in enumerate(wanted):
+    for output, sequence in enumerate(e.sequence for e in entries if e.n_outputs):
         sequence.output.append(runner.sample(output, cast(NativeSampler, sequence.sampler)))
     scheduler.check_integrity()
 
 
-@pytest.mark.parametrize("copies", [True, False])
-def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
+@pytest.mark.parametrize("copies", [True, False], ids=["copied", "recomputed"])
+def test_a_relocated_sequence_continues_with_the_same_tokens(runner: LlamaRunner, copies: bool) -> None:
     prompts = [prompt_tokens(runner.vocab, text) for text in TEXTS]
     expected = [generate(runner, prompt, N, seq=3) for prompt in prompts]
     runner.seq_remove(3, 0)
@@ -80,13 +79,12 @@ def test_text_is_what_it_is_alone(runner: LlamaRunner, copies: bool) -> None:
         cells.clear(slot)
 
 
-# the server pads only where a sequence can be truncated, which the other memories cannot
+# padding is used only if the memory can be truncated
 @pytest.mark.parametrize("runner", ["no-template"], indirect=True)
-def test_padded_runs_continue_as_if_they_were_not_padded(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Adjacent sequences of 5, 7 and 4 tokens are evaluated together."""
+def test_padded_sequences_generate_the_same_tokens(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adjacent sequences of 5, 7 and 4 tokens are padded to 7."""
     assert runner.info.can_cut
-    # no constructor of the fixture sets the cost, which the server measures
-    monkeypatch.setattr(runner, "_evaluation_tokens", 9.0)
+    monkeypatch.setattr(runner, "_evaluation_tokens", 9.0)  # a measured cost, which no parameter sets
     prompts = [prompt_tokens(runner.vocab, TEXTS[0])[:n] for n in (5, 7, 4)]
     expected = [generate(runner, prompt, N, seq=3) for prompt in prompts]
     runner.seq_remove(3, 0)
@@ -106,7 +104,7 @@ def test_padded_runs_continue_as_if_they_were_not_padded(runner: LlamaRunner, mo
             runner.seq_remove(seq, 0)
 
 
-def test_evaluations_and_copies_are_timed(runner: LlamaRunner) -> None:
+def test_the_cost_of_evaluations_and_copies_is_measured_at_load(runner: LlamaRunner) -> None:
     assert runner.info.evaluation_s >= 0.0
     assert runner.info.copy_s >= 0.0
     assert runner.info.evaluation_s + runner.info.copy_s > 0.0
@@ -114,25 +112,25 @@ def test_evaluations_and_copies_are_timed(runner: LlamaRunner) -> None:
 
 DEMO, PIRATE = (ROOT / "models" / name for name in ("demo.gguf", "demo-lora.gguf"))
 TEXT = "What is 2 plus 3?\n2 plus 3 is 5.\n" * 30
-"""The model is so sure of what follows, 2000 to 1, that no other order of sums changes it."""
-WITHOUT_BOUNDS = ((0, 1e5),)
+"""The most probable next token leads by 2000 to 1, so rounding does not change the reply."""
+OVERFLOWING = ((0, 1e5),)  # an adapter scale at which logits are not finite
 
 
 @pytest.mark.parametrize(("kv_unified", "flash_attn"), [(False, "on"), (True, "off")])
-async def test_others_get_what_they_get_alone(kv_unified: bool, flash_attn: str) -> None:
+async def test_non_finite_values_of_one_sequence_do_not_change_others(kv_unified: bool, flash_attn: str) -> None:
     lora = ScaledFile(PIRATE, 0.0)
     native: dict[str, Any] = {"n_ctx": 2048, "n_parallel": 2, "kv_unified": kv_unified, "flash_attn": flash_attn}
     weights = load(DEMO, lora=(lora,), **native)
 
-    def asked(n_tokens: int, adapters: Adapters = ()) -> Request:
+    def request(n_tokens: int, adapters: Adapters = ()) -> Request:
         tokens = prompt_tokens(weights.vocab, TEXT)[:n_tokens]
         return Request(f"{n_tokens}", tokens, GREEDY, max_tokens=8, adapters=adapters)
 
     async with engine_on(weights, EngineParams(check_integrity=True)) as engine:
         for n in (40, 300):
-            (alone,) = await run(engine, asked(n))
-            bad, beside = await run(engine, asked(90, WITHOUT_BOUNDS), asked(n))
-            (after,) = await run(engine, asked(n))
+            (alone,) = await run(engine, request(n))
+            bad, concurrent = await run(engine, request(90, OVERFLOWING), request(n))
+            (after,) = await run(engine, request(n))
             assert isinstance(bad.error, InternalError)
-            assert [reply.error for reply in (alone, beside, after)] == [None] * 3
-            assert beside.text == after.text == alone.text
+            assert [reply.error for reply in (alone, concurrent, after)] == [None] * 3
+            assert concurrent.text == after.text == alone.text

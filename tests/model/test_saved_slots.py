@@ -1,4 +1,4 @@
-"""Slots, prompt states and LoRA sets of a process that is started again, and the files of every earlier version."""
+"""Saved slots and the disk cache across restarts, and files of earlier versions, with native models."""
 
 import contextlib
 import ctypes
@@ -29,73 +29,75 @@ Start = Callable[..., AbstractContextManager[RealServer]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """``start(*flags, model=DEMO)``: a server that saves its slots to `tmp_path`."""
+    """``start(*flags, model=DEMO)``: start a server that saves its slots to `tmp_path`."""
 
-    def begin(*flags: object, model: Path = DEMO) -> AbstractContextManager[RealServer]:
+    def start_server(*flags: object, model: Path = DEMO) -> AbstractContextManager[RealServer]:
         fixed = ("-c", 1024, "-np", 2, "-t", 1, "--slot-save-path", tmp_path, "--no-warmup", "--cache-ram", 0)
         return llamapool(model, *map(str, (*fixed, *flags)))
 
-    return begin
+    return start_server
 
 
-def ask(server: RealServer, **more: Any) -> tuple[str, int]:
-    """The answer to `QUESTION`, and how many tokens of the prompt were reused."""
-    body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 40}
-    reply = server.post("/v1/chat/completions", body | more)
+CHAT = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 40}
+
+
+def post_chat(server: RealServer, **fields: Any) -> tuple[str, int]:
+    """Return the reply to `QUESTION`, and the number of cached tokens."""
+    reply = server.post("/v1/chat/completions", CHAT | fields)
     return reply["choices"][0]["message"]["content"], reply["timings"]["cache_n"]
 
 
-def act(server: RealServer, slot: int, action: str, name: str = "a.slot") -> dict[str, Any]:
-    reply: dict[str, Any] = server.post(f"/slots/{slot}?action={action}", {"filename": name})
+def post_slot(server: RealServer, slot: int, action: str) -> dict[str, Any]:
+    reply: dict[str, Any] = server.post(f"/slots/{slot}?action={action}", {"filename": "a.slot"})
     return reply
 
 
-def test_a_slot_outlives_its_process_and_remembers_its_adapters(start: Start, tmp_path: Path) -> None:
+def test_a_saved_slot_is_restored_after_a_restart_with_its_lora_scales(start: Start, tmp_path: Path) -> None:
     with start("--lora", PIRATE) as server:
-        answer, cached = ask(server, id_slot=0)
-        assert answer.startswith("Arr!")
-        saved = act(server, 0, "save")
+        content, cached = post_chat(server, id_slot=0)
+        assert content.startswith("Arr!")
+        saved = post_slot(server, 0, "save")
         assert (cached, saved["n_written"]) == (0, (tmp_path / "a.slot").stat().st_size)
-        body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 40}
-        with server.open_stream("/v1/chat/completions", body) as stream:  # keeps the scales of its start
+        with server.open_stream("/v1/chat/completions", CHAT) as stream:  # continues with the scales of its start
             server.post("/lora-adapters", [{"id": 0, "scale": 0}])
-            plain, _ = ask(server)
+            plain, _ = post_chat(server)
             rest = stream.read().decode()
         events = [json.loads(line[6:]) for line in rest.splitlines() if line.startswith("data: {")]
         text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
         assert "Arr" not in plain
-        assert answer.endswith(text)
+        assert content.endswith(text)
     with start("--lora", PIRATE) as server:
-        restored = act(server, 1, "restore")
+        restored = post_slot(server, 1, "restore")
         assert (restored["n_restored"], restored["n_read"]) == (saved["n_saved"], saved["n_written"])
-        again, cached = ask(server, id_slot=1)
-        assert (again, cached >= 10) == (answer, True)
-        act(server, 0, "restore")
-        assert ask(server, id_slot=0, lora=[{"id": 0, "scale": 0}]) == (plain, 0)
+        again, cached = post_chat(server, id_slot=1)
+        assert (again, cached >= 10) == (content, True)
+        post_slot(server, 0, "restore")
+        assert post_chat(server, id_slot=0, lora=[{"id": 0, "scale": 0}]) == (plain, 0)
 
 
 @pytest.mark.parametrize(
     ("kind", "unified"),
     [("recurrent", "--kv-unified"), ("hybrid", "--no-kv-unified"), ("sliding-window", "--no-kv-unified")],
 )
-def test_every_kind_of_memory_comes_back(start: Start, gguf_folder: Path, kind: str, unified: str) -> None:
+def test_restores_slots_of_every_kind_of_memory(start: Start, gguf_folder: Path, kind: str, unified: str) -> None:
     model = gguf_file(gguf_folder, MODELS[kind])
-    prompt = {"prompt": [list(range(5, 65))] * 1, "temperature": 0, "ignore_eos": True}
-    more = {"prompt": [list(range(5, 75))], "temperature": 0, "n_predict": 12, "ignore_eos": True}
+    prompt = {"prompt": [list(range(5, 65))], "temperature": 0, "ignore_eos": True}
+    longer = {"prompt": [list(range(5, 75))], "temperature": 0, "n_predict": 12, "ignore_eos": True}
     with start(unified, model=model) as server:
         server.post("/completion", prompt | {"n_predict": 0, "id_slot": 0})
-        assert act(server, 0, "save")["n_saved"] == 60
-        expected = server.post("/completion", more | {"id_slot": 1, "cache_prompt": False, "return_tokens": True})
+        assert post_slot(server, 0, "save")["n_saved"] == 60
+        expected = server.post("/completion", longer | {"id_slot": 1, "cache_prompt": False, "return_tokens": True})
         for slot in (0, 1):
-            act(server, slot, "erase")
-        assert act(server, 1, "restore")["n_restored"] == 60
-        reply = server.post("/completion", more | {"id_slot": 1, "return_tokens": True})
+            post_slot(server, slot, "erase")
+        assert post_slot(server, 1, "restore")["n_restored"] == 60
+        reply = server.post("/completion", longer | {"id_slot": 1, "return_tokens": True})
         assert reply["timings"]["cache_n"] == 60
         assert reply["tokens"] == expected["tokens"]
 
 
-def test_the_file_is_what_the_library_itself_writes(tiny_path: Path, tmp_path: Path) -> None:
-    path = tmp_path / "theirs"
+def test_slot_files_start_with_the_librarys_own_format(tiny_path: Path, tmp_path: Path) -> None:
+    """The library writes the same bytes, and reads our file although more bytes follow its state."""
+    path = tmp_path / "library.slot"
     with open_runner(tiny_path) as runner:
         tokens = prompt_tokens(runner.vocab)
         prefill(runner, 1, tokens)
@@ -106,7 +108,7 @@ def test_the_file_is_what_the_library_itself_writes(tiny_path: Path, tmp_path: P
     description = Description({}, (), None, (), len(tokens), None, (), "", "")
     ours = b"".join(encode(CacheEntry(tokens, NO_ADAPTERS, 0, state=state), description))
     assert ours[:n_bytes] == path.read_bytes()
-    path.write_bytes(ours)  # what comes behind the state does not trouble it
+    path.write_bytes(ours)
     with open_runner(tiny_path) as runner:
         found, n_found = (C.llama_token * len(packed))(), ctypes.c_size_t()
         n_read = C.llama_state_seq_load_file(
@@ -121,32 +123,27 @@ PROMPT = "the quick brown fox jumps over the lazy dog and then the other animals
 FLAGS = ("-c", "2048", "-np", "2", "-t", "1", *EXACT, "--no-warmup", "--metrics")
 
 
-def complete_tokens(server: RealServer, prompt: list[int], **more: Any) -> dict[str, Any]:
-    body = {"prompt": prompt, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True, **more}
+def complete_tokens(server: RealServer, prompt: list[int], **fields: Any) -> dict[str, Any]:
+    body = {"prompt": prompt, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True, **fields}
     reply: dict[str, Any] = server.post("/completion", body)
     return reply
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "sliding-window"])
-def test_a_conversation_continues_in_the_next_process(kind: str, gguf_folder: Path, tmp_path: Path) -> None:
+def test_the_disk_cache_is_reused_after_a_restart(kind: str, gguf_folder: Path, tmp_path: Path) -> None:
     path = gguf_file(gguf_folder, MODELS[kind])
     disk = ("--cache-disk", "100", "--cache-disk-path", str(tmp_path))
     with llamapool(path, *FLAGS, *disk) as server:
         prompt = server.post("/tokenize", {"content": PROMPT, "add_special": True})["tokens"]
         first = complete_tokens(server, prompt)
     longer = [*prompt, *first["tokens"], *range(300, 310)]
-    with llamapool(path, *FLAGS, *disk, "-c", "3072") as server:  # as another fit may choose it
+    with llamapool(path, *FLAGS, *disk, "-c", "3072") as server:  # the automatic fit may choose another context
         reply = complete_tokens(server, longer)
         assert reply["timings"]["cache_n"] == len(prompt) + 7
         assert reply["tokens"] == complete_tokens(server, longer, cache_prompt=False)["tokens"]
 
 
-def wait_for_state(server: RealServer) -> None:
-    states = re.compile(rb"^llamapool_cache_disk_states\{[^}]*\} [1-9]", re.M)
-    wait_until(lambda: states.search(server.request("GET", "/metrics").body), "a state in the folder")
-
-
-def test_a_conversation_continues_in_another_process_that_shares_the_folder(gguf_folder: Path, tmp_path: Path) -> None:
+def test_servers_share_the_disk_cache_and_saved_slots(gguf_folder: Path, tmp_path: Path) -> None:
     model, secret = gguf_file(gguf_folder, MODELS["no-template"]), tmp_path / "secret"
     secret.write_text("thirty-two bytes of no great secret")
     (tmp_path / "slots").mkdir()
@@ -160,10 +157,11 @@ def test_a_conversation_continues_in_another_process_that_shares_the_folder(gguf
         prompt = first.post("/tokenize", {"content": PROMPT, "add_special": True})["tokens"]
         reply = complete_tokens(first, prompt)
         longer = [*prompt, *reply["tokens"], *range(300, 310)]
-        wait_for_state(second)  # the first one has written its idle slot, the second one has seen it
-        found = complete_tokens(second, longer)
-        assert found["timings"]["cache_n"] >= len(prompt)
-        assert found["tokens"] == complete_tokens(first, longer, cache_prompt=False)["tokens"]
+        states = re.compile(rb"^llamapool_cache_disk_states\{[^}]*\} [1-9]", re.M)
+        wait_until(lambda: states.search(second.request("GET", "/metrics").body), "a state of the first server")
+        reply = complete_tokens(second, longer)
+        assert reply["timings"]["cache_n"] >= len(prompt)
+        assert reply["tokens"] == complete_tokens(first, longer, cache_prompt=False)["tokens"]
 
         saved = first.post("/slots/0?action=save", {"filename": "fox.bin"})
         restored = second.post("/slots/1?action=restore", {"filename": "fox.bin"})
@@ -173,12 +171,11 @@ def test_a_conversation_continues_in_another_process_that_shares_the_folder(gguf
 
 
 VERSIONS = sorted(path.parent.name for path in FOLDER.glob(f"*/{FACTS}"))
-MAX_BYTES = 200_000
-"""Of a version's folder: it stays in the history for good."""
+MAX_BYTES = 200_000  # of a version's folder, which stays in the history of the repository
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_files_of_an_earlier_version_are_read_or_refused_with_the_reason(version: str, tmp_path: Path) -> None:
+def test_reads_files_of_earlier_versions_or_rejects_them_with_a_reason(version: str, tmp_path: Path) -> None:
     folder = tmp_path / version
     shutil.copytree(FOLDER / version, folder)
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < MAX_BYTES
@@ -201,5 +198,5 @@ def test_files_of_an_earlier_version_are_read_or_refused_with_the_reason(version
             assert "its state has the version" in restored.json()["error"]["message"]
 
 
-def test_there_are_files() -> None:
+def test_the_repository_has_files_of_an_earlier_version() -> None:
     assert VERSIONS

@@ -1,7 +1,6 @@
-"""Constraints over real models with random weights: what they write at any temperature is what was asked for.
+"""Constrained decoding with random weights: every reply at a high temperature matches its schema or grammar.
 
-Byte-level BPE, and SentencePiece with bytes to fall back to; streamed and not, with log probabilities and without,
-several choices, several at once.
+The vocabularies are byte-level BPE and SentencePiece with byte fallback.
 """
 
 import json
@@ -52,8 +51,8 @@ def valid(text: str) -> Any:
     return value
 
 
-def joined(events: list[str]) -> dict[int, str]:
-    """The text of each choice of a streamed chat."""
+def streamed_texts(events: list[str]) -> dict[int, str]:
+    """Return the content of each choice of a streamed chat completion."""
     texts: dict[int, str] = {}
     for event in events:
         for choice in json.loads(event)["choices"] if event != "[DONE]" else ():
@@ -63,7 +62,7 @@ def joined(events: list[str]) -> dict[int, str]:
 
 @pytest.mark.parametrize("logprobs", [{}, {"logprobs": True, "top_logprobs": 3}], ids=["plain", "logprobs"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_schema_holds(tiny: RealServer, stream: bool, logprobs: dict[str, Any]) -> None:
+def test_every_choice_matches_its_schema(tiny: RealServer, stream: bool, logprobs: dict[str, Any]) -> None:
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": "Anything"}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
@@ -74,14 +73,14 @@ def test_a_schema_holds(tiny: RealServer, stream: bool, logprobs: dict[str, Any]
         **logprobs,
     }
     if stream:
-        texts = joined(tiny.events("/v1/chat/completions", {**body, "stream": True}))
+        texts = streamed_texts(tiny.events("/v1/chat/completions", {**body, "stream": True}))
     else:
         choices = tiny.post("/v1/chat/completions", body)["choices"]
         texts = {choice["index"]: choice["message"]["content"] for choice in choices}
         assert all(choice["finish_reason"] == "stop" for choice in choices)
         for choice in choices if logprobs else ():
-            written = b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"])
-            assert written.decode() == choice["message"]["content"]
+            content = b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"])
+            assert content.decode() == choice["message"]["content"]
             assert all(len(token["top_logprobs"]) == 3 for token in choice["logprobs"]["content"] if token["bytes"])
     assert sorted(texts) == [0, 1]
     assert all(valid(text) for text in texts.values())
@@ -97,24 +96,24 @@ def test_a_schema_holds(tiny: RealServer, stream: bool, logprobs: dict[str, Any]
     ],
     ids=["regex", "choice", "gbnf", "lark"],
 )
-def test_other_grammars_hold(tiny: RealServer, field: dict[str, Any], pattern: str) -> None:
+def test_replies_match_regexes_choices_and_grammars(tiny: RealServer, field: dict[str, Any], pattern: str) -> None:
     for seed in range(3):
         body = {"prompt": "x", "max_tokens": 300, "seed": seed, **HOT, **field}
         choice = tiny.post("/v1/completions", body)["choices"][0]
         if choice["finish_reason"] == "stop":
             assert re.fullmatch(pattern, choice["text"]), choice["text"]
         else:
-            assert "regex" in str(field), choice  # a random model may write digits for ever
+            assert "regex" in str(field), choice  # random weights may repeat the unbounded digits until max_tokens
 
 
-def test_more_than_there_are_slots_all_hold(tiny: RealServer) -> None:
+def test_more_concurrent_requests_than_slots_all_match_their_schema(tiny: RealServer) -> None:
     bodies = [{"prompt": f"prompt {n}", "n_predict": 200, "json_schema": SCHEMA, "seed": n, **HOT} for n in range(8)]
     with ThreadPoolExecutor(8) as pool:
         texts = [reply["content"] for reply in pool.map(lambda body: tiny.post("/completion", body), bodies)]
     assert len({json.dumps(valid(text)) for text in texts}) > 1
 
 
-def test_a_schema_holds_after_reasoning(default_server: RealServer) -> None:
+def test_content_after_reasoning_matches_its_schema(default_server: RealServer) -> None:
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": "What is 2 + 3?"}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},

@@ -1,6 +1,4 @@
-"""One preallocated `llama_batch`, filled by whole slices: 30 ns per token and field instead of 5 us; and the padding of
-its runs.
-"""
+"""A preallocated `llama_batch`, filled by slices (30 ns per token and field, not 5 us), and the padding of runs."""
 
 import ctypes
 from collections.abc import Sequence
@@ -16,16 +14,16 @@ from server.llama.library import C
 
 
 class Batch:
-    """Space for `capacity` tokens, each in one sequence. The arrays are ctypes' own memory; nothing is to be freed.
+    """Space for `capacity` tokens, each in one sequence. The memory belongs to ctypes, so nothing must be freed.
 
-    ctypes arrays, not numpy's: a slice of a few tokens, the usual step, is written in a third of the time.
+    The arrays are ctypes', not numpy's: a slice of a few tokens, as in most steps, takes a third of the time.
     """
 
     def __init__(self, capacity: int, n_seq: int, n_vocab: int, n_more_outputs: int = 0, n_pos: int = 1) -> None:
-        """`n_pos`: positions of each token."""
+        """`n_more_outputs`: outputs besides one for each sequence. `n_pos`: positions of each token."""
         self.capacity = capacity
         self._n_seq = n_seq
-        self._most_outputs = n_seq + n_more_outputs
+        self._max_outputs = n_seq + n_more_outputs
         self._n_vocab = n_vocab
         # Any: typeshed wants c_int32 objects in slices, ctypes takes ints
         self._token: Any = (ctypes.c_int32 * capacity)()
@@ -45,11 +43,11 @@ class Batch:
         self.native.logits = self._logits
 
     def fill(self, entries: Sequence[BatchEntry], lengths: Sequence[int] = ()) -> list[int]:
-        """Put `entries` into the batch; return the index of each token whose logits are wanted, in order.
+        """Put `entries` into the batch. Returns the indices of the tokens with outputs, in order.
 
-        Each entry is padded to its token count in `lengths` with its last token, without logits.
-        Raises `InternalError` for input on which the library would abort: an empty batch, too many tokens or outputs,
-        ids out of range.
+        Each entry is padded to its number of tokens in `lengths` with its last token, without outputs. Raises
+        `InternalError` for input on which the library would abort: an empty batch, too many tokens or outputs, ids out
+        of range.
         """
         tokens: list[int] = []
         positions: list[int] = []
@@ -71,30 +69,31 @@ class Batch:
             sequences += [entry.seq] * n
         self._check(tokens, positions, outputs)
         self._token[: len(tokens)] = tokens
-        self._place(positions, sequences, outputs)
+        self._write(positions, sequences, outputs)
         return outputs
 
-    def _place(self, positions: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]) -> None:
+    def _write(self, positions: Sequence[int], sequences: Sequence[int], outputs: Sequence[int]) -> None:
+        """Write everything except tokens or embeddings."""
         n = len(sequences)
         self._pos[: len(positions)] = positions
         self._seq[:n] = sequences
-        wanted = bytearray(n)
+        flags = bytearray(n)
         for output in outputs:
-            wanted[output] = 1
-        # not by ctypes.memset: it lets go of the interpreter's lock, the event loop takes it, and the decode waits
-        self._logits[:n] = wanted
+            flags[output] = 1
+        # not ctypes.memset, which releases the GIL: the event loop would take it, and the decode would wait
+        self._logits[:n] = flags
         self.native.n_tokens = n
 
     def want_all(self) -> None:
-        """Request an output of every token of `fill`, as a context that embeds requires."""
+        """Request an output of every token of `fill`, as embedding contexts require."""
         n = self.native.n_tokens
         self._logits[:n] = b"\1" * n
 
     def _check(self, tokens: list[int], positions: list[int], outputs: list[int]) -> None:
         if not 0 < len(tokens) <= self.capacity:
             raise InternalError(f"a batch of {len(tokens)} tokens; 1 to {self.capacity} are possible")
-        if len(outputs) > self._most_outputs:
-            raise InternalError(f"a batch with {len(outputs)} outputs; at most {self._most_outputs} are possible")
+        if len(outputs) > self._max_outputs:
+            raise InternalError(f"a batch with {len(outputs)} outputs; at most {self._max_outputs} are possible")
         if min(tokens) < 0 or max(tokens) >= self._n_vocab:
             raise InternalError(f"a batch with a token id outside the vocabulary of {self._n_vocab}")
         if max(positions) >= 1 << 31:
@@ -102,16 +101,16 @@ class Batch:
 
 
 class EmbeddingBatch(Batch):
-    """Space for media of `capacity` tokens, each [n_embd]; with M-RoPE each token has four positions."""
+    """Space for embeddings of `capacity` media tokens, each [n_embd]; with M-RoPE each token has four positions."""
 
     def __init__(self, capacity: int, n_seq: int, n_embd: int, *, mrope: bool) -> None:
         super().__init__(capacity, n_seq, 0, n_pos=4 if mrope else 1)
         self._n_embd, self._mrope = n_embd, mrope
         self.native.token = None
-        self._embeddings = np.empty((0, n_embd), np.float32)  # what the library reads
+        self._embeddings = np.empty((0, n_embd), np.float32)  # referenced while the library reads it
 
     def fill(self, entries: Sequence[BatchEntry], lengths: Sequence[int] = ()) -> list[int]:
-        """Put `entries` into the batch, as `Batch.fill`; none is padded."""
+        """Put `entries` into the batch, like `Batch.fill` but without padding."""
         rows, columns, sequences, outputs = [], [], list[int](), list[int]()
         for entry in entries:
             media, n = entry.media, len(entry.tokens)
@@ -126,32 +125,33 @@ class EmbeddingBatch(Batch):
             raise InternalError(f"a batch of {len(sequences)} embeddings; 1 to {self.capacity} are possible")
         self._embeddings = np.ascontiguousarray(rows[0]) if len(rows) == 1 else np.concatenate(rows)
         self.native.embd = self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        self._place(np.concatenate(columns, axis=1).ravel().tolist(), sequences, outputs)
+        self._write(np.concatenate(columns, axis=1).ravel().tolist(), sequences, outputs)
         return outputs
 
     def _rows(self, media: MediaInput, n: int) -> NDArray[np.float32]:
-        whole = np.frombuffer(media.embeddings, np.float32)
-        if len(whole) != media.span.n_tokens * self._n_embd or media.first + n > media.span.n_tokens:
-            raise InternalError(f"{len(whole)} numbers are no embeddings of {media.span.n_tokens} tokens")
-        return whole.reshape(-1, self._n_embd)[media.first : media.first + n]
+        values = np.frombuffer(media.embeddings, np.float32)
+        if len(values) != media.span.n_tokens * self._n_embd or media.first + n > media.span.n_tokens:
+            raise InternalError(f"{len(values)} numbers are no embeddings of {media.span.n_tokens} tokens")
+        return values.reshape(-1, self._n_embd)[media.first : media.first + n]
 
     def _positions(self, media: MediaInput, n: int, first: int) -> NDArray[np.int32]:
+        """Return the positions of `n` tokens, [n_pos, n], of a medium whose first token is at `first`."""
         if self._mrope:
             chunk: Any = media.span.chunk
-            of_all: NDArray[np.int32] = chunk.positions(first)
-            return of_all[:, media.first : media.first + n]
+            positions: NDArray[np.int32] = chunk.positions(first)
+            return positions[:, media.first : media.first + n]
         start = first + media.first
         return np.arange(start, start + n, dtype=np.int32)[np.newaxis]
 
 
-# ---- padding: with separate KV streams the library evaluates together only adjacent sequences with equal token counts
+# ---- padding: with separate KV the library evaluates together only adjacent sequences with equal numbers of tokens
 # (llama-batch.cpp, split_equal with ``sequential``). Each additional length in a group of adjacent sequences reads all
-# weights once more. A shorter run is padded with tokens that the runner removes afterwards, where that costs less.
+# weights once more. If it costs less, a shorter run is padded with tokens, which the runner removes afterwards.
 
 
 def padded_lengths(entries: Sequence[BatchEntry], evaluation_tokens: float, n_ubatch: int) -> list[int]:
-    """Return the number of tokens with which each of `entries` is decoded. Those without outputs are not padded: they
-    continue in the next step. `evaluation_tokens`: tokens that take as long as one additional evaluation.
+    """Return the number of tokens with which each of `entries` is decoded. Entries without outputs are not padded,
+    because they continue in the next step. `evaluation_tokens`: tokens that take as long as an additional evaluation.
     """
     lengths = [len(entry.tokens) for entry in entries]
     start = 0
@@ -165,9 +165,9 @@ def padded_lengths(entries: Sequence[BatchEntry], evaluation_tokens: float, n_ub
 
 
 def _padded(lengths: list[int], evaluation_tokens: float, n_ubatch: int) -> list[int]:
-    """Return `lengths` of adjacent sequences, some raised to a longer one.
+    """Return `lengths` of adjacent sequences, some of them raised to a longer one.
 
-    From the longest down, each target takes as many of the shorter lengths as lowers the cost most.
+    From the longest length down, raises those shorter lengths to it that lower the cost most.
     """
     target = max(lengths, default=0)
     while target:
@@ -184,10 +184,10 @@ def _padded(lengths: list[int], evaluation_tokens: float, n_ubatch: int) -> list
 
 
 def n_evaluations(lengths: Sequence[int]) -> int:
-    """Return the number of evaluations of adjacent sequences with these token counts. The first one takes the shortest
-    count of tokens of all; those with tokens left form smaller groups, which are evaluated the same way.
+    """Return the number of evaluations of adjacent sequences with these numbers of tokens. The first evaluation takes
+    the shortest number of all. Sequences with tokens left form smaller groups, which are evaluated in the same way.
     """
-    n, levels = 0, list[int]()  # `levels`: token counts at which the groups around the current sequence begin
+    n, levels = 0, list[int]()  # `levels`: numbers of tokens at which the groups around the current sequence begin
     for length in lengths:
         while levels and levels[-1] > length:
             levels.pop()

@@ -7,19 +7,19 @@ from server.engine.runner_api import BatchEntry
 from server.llama.context.batch import Batch
 from server.llama.library import C
 
-MOST_RUNS = 6  # of which the quickest counts: with other processes running a decode may take a hundred times as long
-SAME = 1.1  # no further runs, once the two quickest differ by less: all of them took a third of a start
-SLOW_S = 1.0  # no further runs after two, when they have taken so long
-MANY_TOKENS = 16  # per run, of which each takes about as long as a token of a prompt
+MAX_RUNS = 6  # the quickest counts, because on a busy machine a decode may take a hundred times as long
+AGREEMENT = 1.1  # stop when the two quickest runs differ by less: six runs each would take a third of the startup
+SLOW_S = 1.0  # stop after two runs or more that took so long
+MANY_TOKENS = 16  # tokens of a longer run, in which a token takes about as long as one of a prompt
 
 
 def measure(context: int, n_seq: int, n_vocab: int, token: int) -> tuple[float, float, float]:
-    """Measure an empty `context` with separate streams, which is empty again afterwards. Return the seconds of an
-    additional evaluation, the tokens of a longer run that take as long, and the seconds to copy a sequence. 0 is never
-    needed (see `server.engine.cache.move_budget`).
+    """Measure an empty `context` with separate KV, and empty it again. Returns the seconds of an additional evaluation,
+    the tokens of a longer run that take as long, and the seconds to copy a sequence (see
+    `server.engine.cache.move_budget`); 0 for operations that are never needed.
 
-    Adjacent sequences are decoded together, others in one evaluation each. Uses four sequences if there are slots,
-    because many CPUs gain little from two. The library carries out a copy inside the next decode.
+    Adjacent sequences are decoded together, others in one evaluation each. Four sequences are used if there are enough
+    slots, because many CPUs gain little from two. The library copies cells in the next decode.
     """
     if n_seq < 2:
         return 0.0, 0.0, 0.0
@@ -57,8 +57,8 @@ def measure(context: int, n_seq: int, n_vocab: int, token: int) -> tuple[float, 
 
 
 def quickest(run: Callable[[int], float]) -> float:
-    """Return the seconds of the quickest of two to `MOST_RUNS` runs."""
+    """Return the seconds of the quickest of two to `MAX_RUNS` runs. `run`: returns seconds, gets the run's number."""
     times: list[float] = []
-    while len(times) < 2 or (sum(times) < SLOW_S and len(times) < MOST_RUNS and times[1] > SAME * times[0]):
+    while len(times) < 2 or (sum(times) < SLOW_S and len(times) < MAX_RUNS and times[1] > AGREEMENT * times[0]):
         times = sorted([*times, run(len(times))])
     return times[0]

@@ -1,11 +1,11 @@
-"""The context of a draft model, and of a model's own MTP (NextN) heads: a second context on the same weights, whose
-graph is the layer after the model's last one.
+"""The contexts of a draft model, and of a model's own MTP (NextN) heads. The latter is a second context of the same
+weights, whose graph is the layer after the model's last one.
 
-The heads read each token with the model's hidden state one position before it, which the model's own decode outputs
-(llama.cpp common/speculative.cpp, common_speculative_impl_draft_mtp). They follow every decode, prefill included.
-Decoded tokens are buffered until there are enough or a draft is needed; both are then read in one decode, where
-llama-server needs two. States loaded from RAM or disk have no hidden states: the heads start after them, with a
-lower acceptance rate for a while.
+The heads decode each token with the model's hidden state at the position before, an output of the model's decode
+(llama.cpp common/speculative.cpp, common_speculative_impl_draft_mtp). They follow every decode, also of prefill. Tokens
+are buffered until there are enough, or until a draft is needed: then one decode has both, where llama-server needs two.
+States that were loaded from RAM or disk have no hidden states. The heads start after them, at first with a lower
+acceptance rate.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from server.llama.sampling.candidates import Logits
 log = logging.getLogger(__name__)
 
 
-_FAR = 16.0  # what lies so far below the highest logit does not change the sum
+_NEGLIGIBLE = 16.0  # logits that are lower than the highest by this do not change the sum of probabilities
 
 
 class LlamaDraftRunner(NativeSequences):
@@ -40,43 +40,45 @@ class LlamaDraftRunner(NativeSequences):
         self._n_vocab = n_vocab
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode as `LlamaRunner.decode`, but wait for the device also without outputs, because `DraftModel.read`
+        """Decode as `LlamaRunner.decode`, but wait for the device also without outputs, because `DraftModel.prefill`
         measures its duration.
         """
         return self._decode_batch(self._batch, entries, wait=True)
 
     def best(self, output: int) -> tuple[int, float]:
-        found = fast.get_logits_ith(self._open(), self._outputs[output])
-        if not found:
+        pointer = fast.get_logits_ith(self._open(), self._outputs[output])
+        if not pointer:
             raise InternalError("the library has no logits for a token that asked for them")
-        every: Logits = np.ctypeslib.as_array(found, (self._n_vocab,))
-        logits = every[: self._n_shared]
+        all_logits: Logits = np.ctypeslib.as_array(pointer, (self._n_vocab,))
+        logits = all_logits[: self._n_shared]
         token = int(logits.argmax())
         highest = float(logits[token])
         if not math.isfinite(highest):
             raise InternalError("the draft model computed logits that are not numbers")
-        near = logits[logits > highest - _FAR]
+        near = logits[logits > highest - _NEGLIGIBLE]
         return token, 1.0 / float(np.exp(near - highest).sum())
 
 
 Rows = npt.NDArray[np.float32]
 
-READ = 32  # buffered tokens at most
-_KEPT = 129  # hidden states kept per sequence: the longest draft and the token before it
+READ = 32  # buffered tokens of all sequences above which the heads decode them
+_MAX_STATES = 129  # hidden states per sequence: for the longest draft and the token before it
 
-_ext: Any = _bindings  # C++ names, which llama-cpp-python binds as "not part of the stable API"
+_ext: Any = _bindings  # C++ functions, which llama-cpp-python binds as "not part of the stable API"
 
 
 @dataclass(slots=True)
-class _Followed:
-    """The state of a sequence. The heads hold positions up to ``n_read``; ``tokens`` follow. ``states``: the model's
-    hidden states of the last positions, from the one before ``tokens`` on at least; None if they are unknown.
+class _HeadsSequence:
+    """A sequence of the heads. They have decoded ``n_read`` positions; ``tokens`` is the buffer of the next ones.
+
+    ``states``: the model's hidden states of the last positions, at least from the one before ``tokens`` on; None if
+    unknown. ``draft_state``: the heads' hidden state after the last draft token.
     """
 
     n_read: int = 0
     tokens: list[int] = field(default_factory=list)
     states: Rows | None = None
-    draft_state: Rows | None = None  # of the heads, after the last draft token
+    draft_state: Rows | None = None
 
     @property
     def end(self) -> int:
@@ -84,7 +86,7 @@ class _Followed:
 
     @property
     def before(self) -> Rows:
-        """The hidden states before each of ``tokens``, and before the next one."""
+        """Hidden states at the positions before each of ``tokens``, and before the next token."""
         assert self.states is not None
         return self.states[-len(self.tokens) - 1 :]
 
@@ -93,26 +95,26 @@ class LlamaMtpHeads(LlamaDraftRunner):
     """`server.engine.runner_api.MtpHeads` for the native context `target`."""
 
     def __init__(self, target: int, heads: int, info: RunnerInfo, n_vocab: int, n_embd: int) -> None:
-        """`n_embd`: numbers of a hidden state."""
+        """`target`, `heads`: native contexts of the model and of its heads. `n_embd`: size of a hidden state."""
         super().__init__(heads, info, n_vocab, n_vocab)
         self._target, self._n_embd = target, n_embd
-        self._followed = [_Followed() for _ in range(info.n_seq)]
-        self._none = np.zeros((1, n_embd), np.float32)
+        self._sequences = [_HeadsSequence() for _ in range(info.n_seq)]
+        self._initial_state = np.zeros((1, n_embd), np.float32)  # before the first token
         self._states = np.zeros((info.n_batch, n_embd), np.float32)
         self._batch.native.embd = self._states.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         self._failed = False
-        _ext.llama_set_embeddings_nextn(target, True, False)  # of every token
-        _ext.llama_set_embeddings_nextn(heads, True, True)  # of those with logits
+        _ext.llama_set_embeddings_nextn(target, True, False)  # output the hidden states of all tokens
+        _ext.llama_set_embeddings_nextn(heads, True, True)  # and of tokens with logits
 
-    # ---- what the model did
+    # ---- operations of the model
 
     def follow(self, entries: Sequence[BatchEntry]) -> None:
-        """Record that the model decoded `entries`, which are text. After an error no more drafts are made."""
+        """Record that the model has decoded `entries` of text. After an error the heads make no more drafts."""
         if self._failed:
             return
         try:
             self._follow(entries)
-            if sum(len(each.tokens) for each in self._followed) > READ:
+            if sum(len(each.tokens) for each in self._sequences) > READ:
                 self._read_all()
         except CONTAINED as error:
             log.warning("a model's MTP heads failed; it continues without them: %s", error)
@@ -129,19 +131,19 @@ class LlamaMtpHeads(LlamaDraftRunner):
             states = states[len(entry.tokens) :]
 
     def _add(self, seq: int, pos: int, tokens: Sequence[int], states: Rows) -> None:
-        one = self._followed[seq]
+        one = self._sequences[seq]
         if pos < one.end:
-            self.cut(seq, pos)
-        before = one.states if pos else self._none
-        if before is None or one.end != pos:  # the heads can read only what follows the first token
+            self.truncate(seq, pos)
+        before = one.states if pos else self._initial_state
+        if before is None or one.end != pos:  # without the hidden state before it, the heads skip the first token
             self.forget(seq)
             one.n_read, tokens, before = pos + 1, tokens[1:], states[:0]
         one.tokens += tokens
-        one.states = np.concatenate((before, states))[-max(_KEPT, len(one.tokens) + 1) :]
+        one.states = np.concatenate((before, states))[-max(_MAX_STATES, len(one.tokens) + 1) :]
 
     def _read_all(self) -> None:
         """Decode all buffered tokens."""
-        for seq, one in enumerate(self._followed):
+        for seq, one in enumerate(self._sequences):
             while one.tokens:
                 n = min(len(one.tokens), self.info.n_batch)
                 if not self._decode([(BatchEntry(seq, one.n_read, one.tokens[:n]), one.before[:n])]):
@@ -150,13 +152,13 @@ class LlamaMtpHeads(LlamaDraftRunner):
                 one.n_read += n
                 del one.tokens[:n]
 
-    def cut(self, seq: int, pos: int) -> None:
-        """Record that the model no longer has the positions of `seq` from `pos` on."""
-        one = self._followed[seq]
+    def truncate(self, seq: int, pos: int) -> None:
+        """Record that the model has removed positions >= `pos` of `seq`."""
+        one = self._sequences[seq]
         if pos >= one.end:
             return
-        n_gone = one.end - pos
-        states = one.states[:-n_gone] if one.states is not None and n_gone < len(one.states) else None
+        n_removed = one.end - pos
+        states = one.states[:-n_removed] if one.states is not None and n_removed < len(one.states) else None
         if pos > one.n_read:
             del one.tokens[pos - one.n_read :]
         elif pos > 0 and self.seq_remove(seq, pos):
@@ -167,22 +169,22 @@ class LlamaMtpHeads(LlamaDraftRunner):
         one.states, one.draft_state = states, None
 
     def forget(self, seq: int) -> None:
-        """Record that the contents of `seq` are unknown."""
+        """Empty `seq`, because the model's contents of it are unknown to the heads."""
         self.seq_remove(seq, 0)
-        one = self._followed[seq]
+        one = self._sequences[seq]
         one.n_read, one.tokens, one.states, one.draft_state = 0, [], None, None
 
     def copied(self, source: int, target: int) -> None:
-        """Record that the empty `target` now holds what `source` holds."""
+        """Record that the model has copied `source` to the empty `target`."""
         self.forget(target)
-        one = self._followed[source]
+        one = self._sequences[source]
         self.seq_copy(source, target)
-        self._followed[target] = _Followed(one.n_read, list(one.tokens), one.states)
+        self._sequences[target] = _HeadsSequence(one.n_read, list(one.tokens), one.states)
 
     # ---- drafts
 
     def ready(self, seq: int, pos: int) -> bool:
-        one = self._followed[seq]
+        one = self._sequences[seq]
         return not self._failed and one.end == pos and one.states is not None
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
@@ -192,7 +194,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
             return False
         context = self._open()
         for entry, output in zip(entries, self._outputs, strict=True):
-            one = self._followed[entry.seq]
+            one = self._sequences[entry.seq]
             if one.draft_state is None:
                 one.n_read, one.tokens = one.end, []
             row = _ext.llama_get_embeddings_nextn_ith(context, output)
@@ -202,7 +204,7 @@ class LlamaMtpHeads(LlamaDraftRunner):
         return True
 
     def _run(self, entry: BatchEntry) -> tuple[BatchEntry, Rows]:
-        one = self._followed[entry.seq]
+        one = self._sequences[entry.seq]
         if one.draft_state is not None:
             return BatchEntry(entry.seq, entry.pos, entry.tokens, n_outputs=1), one.draft_state
         if one.states is None or one.end != entry.pos:
@@ -210,9 +212,9 @@ class LlamaMtpHeads(LlamaDraftRunner):
         return BatchEntry(entry.seq, one.n_read, [*one.tokens, *entry.tokens], n_outputs=1), one.before
 
     def end_draft(self, seqs: Sequence[int]) -> None:
-        """Remove the draft tokens of `seqs` from the cells."""
+        """Roll back the draft tokens of `seqs`."""
         for seq in seqs:
-            one = self._followed[seq]
+            one = self._sequences[seq]
             if one.draft_state is not None:
                 one.draft_state = None
                 if not self.seq_remove(seq, one.n_read):

@@ -1,4 +1,4 @@
-"""One native context that embeds."""
+"""A native context that embeds."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class LlamaEmbeddingRunner(NativeContext):
         context = self._open()
         self._check(inputs)
         if len(inputs) == 1:
-            return [self._in_parts(context, inputs[0], (), on_part)]
+            return [self._embed_in_parts(context, inputs[0], (), on_part)]
         try:
             self._decode(self._batch, [BatchEntry(seq, 0, tokens, n_outputs=1) for seq, tokens in enumerate(inputs)])
             return self._read(context, [len(tokens) for tokens in inputs])
@@ -51,14 +51,18 @@ class LlamaEmbeddingRunner(NativeContext):
         context = self._open()
         if len(prompt) > self.info.n_ctx_seq:
             raise InternalError(f"an input of {len(prompt)} tokens in a context of {self.info.n_ctx_seq}")
-        return self._in_parts(context, prompt.tokens, prompt.spans, on_part)
+        return self._embed_in_parts(context, prompt.tokens, prompt.spans, on_part)
 
     def _clear(self, *, zero: bool = False) -> None:
         if self._memory:
             C.llama_memory_clear(self._memory, zero)
 
-    def _in_parts(self, context: int, tokens: Sequence[int], media: Spans, on_part: Callable[[], None]) -> Vectors:
-        """Embed one input; text in one decode per ``n_ubatch`` tokens, since a window's small cache loses tokens."""
+    def _embed_in_parts(
+        self, context: int, tokens: Sequence[int], media: Spans, on_part: Callable[[], None]
+    ) -> Vectors:
+        """Embed one input. A decode has at most ``n_ubatch`` tokens of text: the small cache of a sliding window would
+        lose tokens of a longer one.
+        """
         rows: list[Vectors] = []
         sizes: list[int] = []
         try:
@@ -89,7 +93,7 @@ class LlamaEmbeddingRunner(NativeContext):
         self._decode(self._media, [replace(run, media=MediaInput(span, embeddings, 0))], causal=span.chunk.causal)
 
     def _check(self, inputs: Sequence[Sequence[int]]) -> None:
-        """Check what `Batch` does not: violations would fail an assertion in the library or read past a table."""
+        """Raise `InternalError` for inputs that `Batch` accepts but on which the library aborts."""
         info, longest = self.info, max(map(len, inputs), default=0)
         if longest > (min(info.n_ubatch, info.n_ctx_seq) if info.whole else info.n_ctx_seq):
             raise InternalError(f"an input of {longest} tokens in a context of {info.n_ctx_seq}")
@@ -106,17 +110,17 @@ class LlamaEmbeddingRunner(NativeContext):
             raise InternalError(f"llama_decode returned {status}: {why}")
 
     def _read(self, context: int, sizes: Sequence[int]) -> list[Vectors]:
-        """Return the results of sequences 0.. with so many tokens each; waits for the device."""
+        """Return the vectors of the sequences from 0 on, which have `sizes` tokens. Waits for the device."""
         n_embd = self.info.n_embd
         if self.info.pooling is Pooling.NONE:
             rows = _copied(C.llama_get_embeddings(context), sum(sizes), n_embd)
-            found = np.split(rows, np.cumsum(sizes)[:-1])
+            results = np.split(rows, np.cumsum(sizes)[:-1])
         else:
-            found = [_copied(C.llama_get_embeddings_seq(context, seq), 1, n_embd) for seq in range(len(sizes))]
-        if not all(np.isfinite(vectors).all() for vectors in found):
-            self._clear(zero=True)  # removed cells still enter sums, with weight 0
+            results = [_copied(C.llama_get_embeddings_seq(context, seq), 1, n_embd) for seq in range(len(sizes))]
+        if not all(np.isfinite(vectors).all() for vectors in results):
+            self._clear(zero=True)  # attention also sums over removed cells, with weight 0
             raise InternalError("the model computed a vector with values that are not numbers")
-        return found
+        return results
 
 
 def _copied(pointer: "ctypes._Pointer[ctypes.c_float]", n_rows: int, n_embd: int) -> Vectors:
@@ -126,8 +130,8 @@ def _copied(pointer: "ctypes._Pointer[ctypes.c_float]", n_rows: int, n_embd: int
 
 
 def embedder_info(context: int, model: int, native: LoadParams) -> EmbedderInfo:
-    """Return the facts of a new context. Inputs are put together up to the configured ``n_ubatch``; a context that
-    takes longer ones computes them alone, since every token attends over all that is computed with it.
+    """Return the facts of a new context. A decode has several inputs up to the configured ``n_ubatch``. A longer input
+    is computed alone, because every token costs attention over all tokens of its decode.
     """
     pooling = POOLINGS[C.llama_pooling_type(context)]
     causal = bool(C.llama_get_memory(context)) and bool(C.llama_get_causal_attn(context))

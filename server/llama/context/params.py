@@ -21,45 +21,45 @@ log = logging.getLogger(__name__)
 _PLAIN_TYPES = ("f32", "f16", "bf16")
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 _ROPE_SCALING = {"": -1, "none": 0, "linear": 1, "yarn": 2}  # enum llama_rope_scaling_type
-_SAME_NAMES = (  # of `LoadParams` and llama_context_params
+_SAME_NAMES = (  # in `LoadParams` and llama_context_params
     *("n_ctx", "n_ubatch", "op_offload", "swa_full", "rope_freq_base", "yarn_orig_ctx"),
     *("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast"),
 )
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 _SCORED_TOKENS, _LARGE_VOCABULARY = 64, 1 << 15
-"""Prompt tokens of a batch that may have log probabilities: a tile of ggml's attention, two if the vocabulary is not
-large. A CPU takes the memory of their logits with the first request that wants them, 68 MB for 152k tokens.
+"""Prompt tokens of a batch that may have log probabilities: a tile of ggml's attention; two tiles below this size of a
+vocabulary. On a CPU the first request for them allocates their logits: 68 MB for 152k tokens.
 """
 AUTO_INPUTS = 64
-"""Inputs of one decode where ``n_parallel`` is automatic: they share one cache, so that each costs its tokens only."""
-_MOST_LOGITS = 1 << 27
-"""A decoder computes logits for each token of a batch even if nobody wants them: twice 512 MiB at this number. A larger
-batch must be requested with ``n_ubatch``.
+"""Inputs of one decode if ``n_parallel`` is automatic. They share one KV cache, so each costs only its tokens."""
+_MAX_LOGITS = 1 << 27
+"""Logits of one decode. A decoder computes them for each token even if they are not used: 1 GiB at this number. Larger
+batches must be requested with ``n_ubatch``.
 """
 _ROLLBACK_STATES = 3
-"""Recurrent states that each sequence keeps besides its own, so that rejected drafts of MTP heads are rolled back: the
-default of llama-server's ``--spec-draft-n-max``. Longer drafts need a checkpoint.
+"""Further recurrent states of each sequence, to roll back rejected drafts of MTP heads: the default of llama-server's
+``--spec-draft-n-max``. Longer drafts need a checkpoint.
 """
-CELLS = 256  # a context is made of so many, or a multiple
+CELLS = 256  # the size of a context is a multiple
 _SPLITTABLE = (Pooling.NONE, Pooling.LAST, Pooling.RANK)
 _HEAD, _HEAD_OUTPUT = "cls", "cls.output.weight"
 
 
 def more_outputs(n_vocab: int, n_seq: int, engine: EngineParams) -> int:
-    """Return the outputs of a batch besides one per sequence: for drafts and prompt log probabilities. Default
+    """Return the outputs of a batch besides one per sequence, for drafts and prompt log probabilities. Default
     speculation uses those for prompts, so it needs no memory.
     """
-    of_prompts = _SCORED_TOKENS * (2 if n_vocab <= _LARGE_VOCABULARY else 1)
-    return of_prompts if engine.spec_type == LOOKUP else max(of_prompts, n_seq * engine.n_draft_max)
+    n_scored = _SCORED_TOKENS * (2 if n_vocab <= _LARGE_VOCABULARY else 1)
+    return n_scored if engine.spec_type == LOOKUP else max(n_scored, n_seq * engine.n_draft_max)
 
 
 def stateful(model: int) -> bool:
-    """Return whether the model remembers by states, in some layers or all."""
+    """Return whether the model is recurrent or hybrid."""
     return bool(C.llama_model_is_recurrent(model) or C.llama_model_is_hybrid(model))
 
 
 def windowed(model: int, native: LoadParams) -> bool:
-    """Return whether the cache drops cells that have left a sliding window."""
+    """Return whether the KV cache drops cells outside a sliding window."""
     return C.llama_model_n_swa(model) > 0 and not native.swa_full
 
 
@@ -67,7 +67,7 @@ def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
     """Return the parameters of a context that generates. Raises `ModelFailed`."""
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
     params = context_params(spec.id, spec.native, more_outputs(n_vocab, spec.native.n_slots, spec.engine))
-    if spec.engine.backend_sampling:  # the graph has a sampler for each of them
+    if spec.engine.backend_sampling:  # the graph has a sampler for each output
         params.n_outputs_max_per_seq = 1 + spec.engine.n_draft_max
     if spec.native.mtp and not windowed(model, spec.native):
         n_ubatch = min(params.n_ubatch, params.n_batch)  # otherwise split_equal aborts (llama-batch.cpp)
@@ -76,7 +76,7 @@ def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
 
 
 def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctypes.Structure:
-    """Return the parameters of a context for MTP heads, besides the context `target`. Raises `ModelFailed`."""
+    """Return the parameters of a context for the MTP heads of the context `target`. Raises `ModelFailed`."""
     params = generator_params(model, spec)
     params.n_outputs_max, params.n_outputs_max_per_seq = params.n_seq_max, 1
     params.swa_full, params.n_rs_seq = True, 0  # drafts can always be rolled back
@@ -88,11 +88,11 @@ def heads_params(model: int, spec: ModelSpec, target: int | None = None) -> ctyp
 def runner_info(context: int, model: int, params: ctypes.Structure, native: LoadParams) -> RunnerInfo:
     """Return the facts of a new context with `params`.
 
-    With a sliding window's small cache a decode has one micro-batch at most. The library places a batch's micro-batches
-    one after the other to see whether they fit. It does not bring back the older tokens that it drops for the later
-    ones (llama-kv-cache.cpp, prepare and apply_ubatch).
+    With the small cache of a sliding window, a decode has at most one ubatch. To check whether a batch fits, the
+    library places its ubatches one after another. It does not restore the older tokens that it drops for later ones
+    (llama-kv-cache.cpp, prepare and apply_ubatch).
     """
-    # llama-server's n_ctx_slot(): at most what the model was trained for; YaRN may have raised that
+    # as llama-server's n_ctx_slot(): at most the training context, which YaRN may have raised
     n_train, n_ctx = C.llama_model_n_ctx_train(model), C.llama_n_ctx(context)
     n_ctx_seq = min(C.llama_n_ctx_seq(context), n_train)
     n_seq, unified = int(params.n_seq_max), bool(params.kv_unified)
@@ -121,7 +121,7 @@ def runner_info(context: int, model: int, params: ctypes.Structure, native: Load
 
 
 def context_params(model: str, native: LoadParams, n_more_outputs: int = 0) -> ctypes.Structure:
-    """Return the parameters of a context with outputs besides one of each sequence. Raises `ModelFailed`."""
+    """Return the parameters of a context. `n_more_outputs`: besides one for each sequence. Raises `ModelFailed`."""
     _check(model, native)
     n_seq = native.n_slots
     params: ctypes.Structure = C.llama_context_default_params()
@@ -171,9 +171,9 @@ def _check(model: str, native: LoadParams) -> None:
 def embedding_params(model: int, name: str, header: GgufHeader, native: LoadParams) -> ctypes.Structure:
     """Return the parameters of a context that embeds. Raises `ModelFailed`.
 
-    One unified cache: separate ones would have inputs of different lengths cut at the same lengths, and a part of an
-    input has another mean. An input that must be computed whole may have ``n_batch`` tokens, which makes that the
-    physical batch size, too; llama-server keeps 512 and lowers the other to it.
+    KV is unified: with separate KV the library splits inputs of different lengths, and a part has another mean. An
+    input that must not be split may have ``n_batch`` tokens, so ``n_ubatch`` is raised to that; llama-server instead
+    lowers ``n_batch`` to an ``n_ubatch`` of 512.
     """
     pooling = pooling_of(header, native)
     if pooling is Pooling.RANK:
@@ -182,7 +182,7 @@ def embedding_params(model: int, name: str, header: GgufHeader, native: LoadPara
     params.embeddings = True
     params.pooling_type = POOLINGS.index(pooling)
     params.kv_unified = True
-    params.n_outputs_max = 0  # every token is one
+    params.n_outputs_max = 0  # every token is an output
     params.n_seq_max = n_seq = _n_seq(model, header, native, pooling)
     n_ctx = native.n_ctx or C.llama_model_n_ctx_train(model)
     if is_encoder(header):
@@ -190,39 +190,40 @@ def embedding_params(model: int, name: str, header: GgufHeader, native: LoadPara
     else:
         n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
         n_ctx, n_batch, n_ubatch = _decoder_sizes(native, n_ctx, n_seq, n_vocab, whole=_whole(header, pooling))
-        if pooling is Pooling.NONE and generates(header, native):  # it has cells of its own for what it generates
+        if pooling is Pooling.NONE and generates(header, native):  # another context has the cells for generation
             n_ctx = max(min(n_ctx, n_batch), n_ubatch)
     params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, n_batch, n_ubatch
     return params
 
 
 def _encoder_sizes(native: LoadParams, n_ctx: int, n_seq: int) -> tuple[int, int, int]:
-    """Encoders have no KV cells: the context limits the length of an input and what the library tries first."""
+    """Return n_ctx, n_batch and n_ubatch. Encoders have no cells: n_ctx limits an input and the reserved graph."""
     n_batch = _multiple(max(native.n_batch, native.n_ubatch), n_seq)
     fits = _multiple(n_ctx, CELLS) % n_seq == 0
     return n_ctx if fits else max(n_ctx, n_batch), n_batch, n_batch
 
 
 def _decoder_sizes(native: LoadParams, n_ctx: int, n_seq: int, n_vocab: int, *, whole: bool) -> tuple[int, int, int]:
-    """Limit the cells to one computation if an input must not be split."""
+    """Return n_ctx, n_batch and n_ubatch. `whole`: an input must not be split, so one ubatch has all cells."""
     n_batch, n_ubatch = max(native.n_batch, native.n_ubatch), native.n_ubatch
     if whole:
-        n_batch = n_ubatch = max(n_ubatch, min(n_batch, _MOST_LOGITS // n_vocab))
+        n_batch = n_ubatch = max(n_ubatch, min(n_batch, _MAX_LOGITS // n_vocab))
         n_ctx = min(n_ctx, n_batch)
     n_ubatch = _multiple(min(n_ubatch, n_ctx), n_seq)
     return max(n_ctx, n_ubatch), max(n_batch, n_ubatch), n_ubatch
 
 
 def _multiple(n: int, of: int) -> int:
-    """Return the next multiple. The library tries its graph with as many tokens of each sequence, rounded up, but with
-    the outputs of the number before. An average over them fails then (llama-context.cpp, graph_reserve).
+    """Return the next multiple of `of`, without which mean pooling aborts. The library reserves its graph for a number
+    of tokens that is rounded up to a multiple of the sequences, and for the outputs of the number before
+    (llama-context.cpp, graph_reserve).
     """
     return -(-n // of) * of
 
 
 def _n_seq(model: int, header: GgufHeader, native: LoadParams, pooling: Pooling) -> int:
     if pooling is Pooling.RANK and not _has_tensor(header, _HEAD_OUTPUT):
-        # such a head gives more numbers than the library reads back for a sequence, so all but the first would be off
+        # the library reads fewer numbers per sequence than this head computes: all but the first would be wrong
         return 1
     if native.n_parallel > 0:
         return native.n_parallel
@@ -230,7 +231,7 @@ def _n_seq(model: int, header: GgufHeader, native: LoadParams, pooling: Pooling)
 
 
 def _whole(header: GgufHeader, pooling: Pooling) -> bool:
-    """Return whether an input has to be computed at once (tools/server/server-context.cpp, can_split)."""
+    """Return whether an input must not be split (tools/server/server-context.cpp, can_split)."""
     causal = header.metadata.get(f"{header.architecture}.attention.causal", True)
     return is_encoder(header) or not causal or pooling not in _SPLITTABLE
 

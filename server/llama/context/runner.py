@@ -1,4 +1,4 @@
-"""One native context: decoding, sampling, log probabilities, and the sequences of its KV cache."""
+"""A native context that generates: decoding, sampling and log probabilities."""
 
 import ctypes
 import math
@@ -23,20 +23,19 @@ from server.llama.threads import ComputeThreads
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.adapters import LoadedAdapters
 
-# a chain over more candidates takes longer than getting the GIL back: let other threads run meanwhile
-_HOLD_GIL_UP_TO = 1 << 16
-_ROWS = 64  # of logits, when the best ones are looked for
+_HOLD_GIL_UP_TO = 1 << 16  # candidates; with more, a chain takes longer than getting the GIL back
+_ROWS = 64  # into which `best_tokens` divides logits
 Distribution: TypeAlias = tuple[float, tuple[TokenLogprob, ...]]
-"""The logarithm of the sum of an output's exponentiated logits, and its most probable tokens."""
+"""The log-sum-exp of an output's logits, and its most probable tokens."""
 _LOWEST = -3.4028234663852886e38  # what llama-server prints for a probability of 0
 
 
 class LlamaRunner(NativeSequences):
     """`server.engine.runner_api.Runner`.
 
-    If ``info.deferred``, the device continues computing after `llama_decode` returns (a GPU); `decode` waits for it if
-    logits are read, otherwise the next one does. ``draft`` and ``heads`` are freed with this runner.
-    ``evaluation_tokens``: see `padded_lengths`; 0 never pads.
+    If ``info.deferred``, the device (a GPU) continues computing after `llama_decode` has returned. `decode` waits if
+    there are outputs; otherwise the next decode does. ``draft`` and ``heads`` are freed with this runner.
+    ``evaluation_tokens``: see `padded_lengths`; 0: no padding.
     """
 
     def __init__(
@@ -73,13 +72,13 @@ class LlamaRunner(NativeSequences):
         self._graph = GraphSampling(lambda: self._context)
         self._distributions: dict[tuple[int, int], Distribution] = {}  # of the last decode, by output and top tokens
         self.load_adapter, self.free_adapter = adapters.load, adapters.free
-        self._all_logits = np.empty((0, vocab.n_tokens), np.float32)  # a view of the library's, since they last moved
-        self._seen = 0, 0  # its address and number of rows
-        self._highest: dict[int, int] = {}  # the tokens with the highest logits of the outputs that were read
+        self._all_logits = np.empty((0, vocab.n_tokens), np.float32)  # a view of the library's logits
+        self._mapped = 0, 0  # address and number of rows of the view
+        self._highest: dict[int, int] = {}  # token with the highest logit, by output that was read
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode in one call. Return False if there is no KV room, and nothing was changed. Raises `InternalError`;
-        then positions of this batch may be in the cache: remove them.
+        """Decode in one call. Returns False, with nothing changed, if too few cells are free. After an `InternalError`
+        the caller must remove the positions of this batch, which may be in the cache.
         """
         context = self._open()
         self._outputs, self._highest = [], {}
@@ -102,7 +101,7 @@ class LlamaRunner(NativeSequences):
         return decoded
 
     def _decode_padded(self, entries: Sequence[BatchEntry]) -> bool:
-        """Decode with padding where that saves time. Return False if there is none or no room for it."""
+        """Decode with padding. Returns False, with nothing changed, if padding saves no time or does not fit."""
         padded = padded_lengths(entries, self._evaluation_tokens, self.info.n_ubatch)
         lengths = [len(entry.tokens) for entry in entries]
         fits = sum(padded) <= self._batch.capacity
@@ -122,12 +121,12 @@ class LlamaRunner(NativeSequences):
         causal = all(entry.media is not None and entry.media.causal for entry in entries)
         sizes = {len(entry.tokens) for entry in entries}
         if not causal and (len(sizes) != 1 or sum(sizes) * len(entries) > self.info.n_ubatch):
-            # the library would abort, or cut one
+            # the library would abort, or split a medium
             raise InternalError(f"{len(entries)} media of {sorted(sizes)} tokens can't be read all at once")
         return self._decode_batch(self._media, entries, causal=causal)
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
-        """Return a new chain that has seen the prompt's tokens. Raises `InvalidRequest`."""
+        """Return a new chain that has accepted the tokens of `prompt`. Raises `InvalidRequest`."""
         self._open()
         return self._samplers.build(params, prompt)
 
@@ -148,7 +147,7 @@ class LlamaRunner(NativeSequences):
         return self._parallel.sample([one for one in wanted if one[1] not in self._graph], self._logits)
 
     def propose(self, output: int, sampler: NativeSampler, mask: Mask | None = None) -> int:
-        if mask is None and not sampler.remembers:  # accepting changes nothing, and the library's own loop is faster
+        if mask is None and not sampler.remembers:  # accepting the token has no effect, and the library is faster
             return self.sample(output, sampler)
         logits = self._logits(output)
         allowed = None if mask is None else allowed_tokens(mask, self.vocab.n_tokens)
@@ -196,9 +195,9 @@ class LlamaRunner(NativeSequences):
         # llama-server prints the pieces of its probabilities without control tokens (unless started with --special)
         return self.vocab.piece(token, special=False)
 
-    def _cut(self, seq: int, pos: int) -> None:
+    def _truncated(self, seq: int, pos: int) -> None:
         if self.heads is not None:
-            self.heads.cut(seq, pos)
+            self.heads.truncate(seq, pos)
 
     def seq_copy(self, source: int, target: int) -> None:
         super().seq_copy(source, target)
@@ -229,8 +228,8 @@ class LlamaRunner(NativeSequences):
         super().close()
 
     def _logits(self, output: int) -> Logits:
-        """Return a view into the context, valid until the next decode. Raises `NotNumbers` for logits that are not
-        numbers, because samplers would read out of bounds.
+        """Return a view of the library's logits, valid until the next decode. Raises `NotNumbers` for logits that are
+        not finite, with which samplers would read out of bounds.
         """
         context = self._open()
         if not 0 <= output < len(self._outputs):
@@ -240,22 +239,22 @@ class LlamaRunner(NativeSequences):
         logits: Logits = self._all_logits[output]
         if (highest := self._highest.get(output)) is None:
             highest = self._highest[output] = int(logits.argmax())
-        if not math.isfinite(logits[highest]):  # a logit that is no number counts as the highest
+        if not math.isfinite(logits[highest]):  # `argmax` returns the first NaN
             raise NotNumbers
         return logits
 
     def _map_logits(self, context: int) -> None:
-        """Map the logits of the last decode, if they have moved. The library keeps all rows in one piece, in the
-        batch's order (its `output_reorder`).
+        """Map the logits of the last decode, if they have moved. The library stores all rows contiguously, in the order
+        of the batch (`output_reorder`).
         """
         logits = fast.get_logits(context)
         if not logits:
             raise InternalError("the library has no logits for a token that asked for them")
-        seen = address, n = ctypes.addressof(logits.contents), len(self._outputs)
-        if self._seen != seen:
-            whole = (ctypes.c_float * (n * self.vocab.n_tokens)).from_address(address)
-            self._all_logits = np.frombuffer(memoryview(whole), np.float32).reshape(n, -1)
-            self._seen = seen
+        current = address, n = ctypes.addressof(logits.contents), len(self._outputs)
+        if self._mapped != current:
+            array = (ctypes.c_float * (n * self.vocab.n_tokens)).from_address(address)
+            self._all_logits = np.frombuffer(memoryview(array), np.float32).reshape(n, -1)
+            self._mapped = current
 
 
 def best_tokens(logits: Logits, n: int) -> list[int]:

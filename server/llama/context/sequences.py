@@ -1,4 +1,4 @@
-"""One context: its decodes, and the sequences of its KV cache: forgetting, copying, saving and loading them."""
+"""A native context: decodes, and the sequences of its KV cache: truncating, copying, saving and loading them."""
 
 import ctypes
 import threading
@@ -13,10 +13,10 @@ from server.llama.context.batch import Batch
 from server.llama.library import C, collect_errors, fast, reason
 from server.llama.threads import ThreadPools
 
-_NO_ROOM, _REFUSED = 1, -1  # statuses of llama_decode
+_NO_CELLS, _REJECTED = 1, -1  # statuses of llama_decode
 _WHOLE, _PARTIAL = 0, 1  # LLAMA_STATE_SEQ_FLAGS_NONE, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _ROLLED_BACK, _FAILED = -1, -2
-"""The next decode of a sequence carries its rollback out; a decode failed, so what its cells hold is unknown."""
+"""The next decode of the sequence executes its rollback; a decode failed, so the contents of its cells are unknown."""
 _BYTE_POINTER = ctypes.POINTER(ctypes.c_uint8)
 
 
@@ -29,7 +29,7 @@ class NativeContext:
     def __init__(self, context: int) -> None:
         self._context: int | None = context
         self._memory = C.llama_get_memory(context)
-        self.lock = threading.Lock()  # held while it decodes
+        self.lock = threading.Lock()  # held during a decode
 
     def _open(self) -> int:
         if self._context is None:
@@ -37,8 +37,8 @@ class NativeContext:
         return self._context
 
     def _decode_native(self, batch: ctypes.Structure, *, wait: bool = False, causal: bool = True) -> tuple[int, str]:
-        """Decode a filled batch, and `wait` for the device; return the status and the library's reason. `causal` is
-        False for a medium whose tokens all attend to each other.
+        """Decode a filled batch. Returns the status and the library's reason. `wait`: for the device. `causal`: False
+        for a medium whose tokens all attend to each other.
         """
         context, pools = self._open(), self.pools
         with self.lock, collect_errors(quiet=True) as errors:
@@ -71,12 +71,12 @@ class NativeContext:
 class NativeSequences(NativeContext):
     """The sequences of one context, as in `server.engine.runner_api.Runner`.
 
-    Between separate KV streams, copied cells move inside the *next* decode, while saving and loading are immediate.
-    `_pending` holds copies not carried out yet, and `_settle` carries them out.
+    With separate KV the library copies cells only in the *next* decode, but saves and loads them immediately.
+    `_pending` contains the sequences of such copies; `_settle` executes them.
     """
 
     def __init__(self, context: int, info: RunnerInfo, n_vocab: int, n_swa: int = 0, *, stateful: bool = False) -> None:
-        """``stateful``: recurrent or hybrid."""
+        """`n_swa`: size of the sliding window, 0 = none. `stateful`: whether the model is recurrent or hybrid."""
         super().__init__(context)
         self.info = info
         self._batch = Batch(info.n_batch, info.n_seq, n_vocab, info.n_more_outputs)
@@ -84,8 +84,8 @@ class NativeSequences(NativeContext):
         self._stateful = stateful
         self._pending: set[int] = set()
         self._n_removable: dict[int, int] = {}
-        """With ``info.n_rollback``: tokens of the last decode that each sequence can remove; or below 0, its state."""
-        self._outputs: list[int] = []  # of the last decode: the index of each token with logits
+        """With ``info.n_rollback``: tokens of the last decode that each sequence can remove; below 0: its state."""
+        self._outputs: list[int] = []  # indices of the tokens with logits in the last decode
 
     def _decode_batch(
         self,
@@ -96,32 +96,31 @@ class NativeSequences(NativeContext):
         wait: bool = False,
         causal: bool = True,
     ) -> bool:
-        """Decode `entries`, padded to `lengths`, in `batch`. Return False if there is no KV room, and nothing was
-        changed. Raises `InternalError`. Without outputs only `wait` waits for the device, otherwise the next decode
-        does.
+        """Decode `entries`, padded to `lengths`, in `batch`. Returns False, with nothing changed, if too few cells are
+        free. Raises `InternalError`. Waits for the device if there are outputs, or if `wait` is True.
         """
-        self._outputs = []  # also if the batch is refused
+        self._outputs = []  # also if the batch is rejected
         outputs = batch.fill(entries, lengths)
         wait = self.info.deferred and (wait or bool(outputs))
         status, why = self._decode_native(batch.native, wait=wait, causal=causal)
-        if status != _REFUSED:  # such a batch leaves the pending copies undone
+        if status != _REJECTED:  # a rejected batch executes no pending copies
             self._pending.clear()
-        if self.info.n_rollback and status not in (_NO_ROOM, _REFUSED):
+        if self.info.n_rollback and status not in (_NO_CELLS, _REJECTED):
             others = {seq: n for seq, n in self._n_removable.items() if n < 0}
-            decoded = {entry.seq: _FAILED if status else self._n_kept(entry) for entry in entries}
+            decoded = {entry.seq: _FAILED if status else self._n_saved_states(entry) for entry in entries}
             self._n_removable = others | decoded
-        if status not in (0, _NO_ROOM):
+        if status not in (0, _NO_CELLS):
             raise InternalError(f"llama_decode returned {status}: {why}")
         if status == 0:
             self._outputs = outputs
         return status == 0
 
-    def _n_kept(self, entry: BatchEntry) -> int:
-        """Return before how many of the last tokens of a decoded entry the library kept the recurrent state."""
+    def _n_saved_states(self, entry: BatchEntry) -> int:
+        """Return how many of the last tokens of a decoded entry can be rolled back, by saved recurrent states."""
         return min(len(entry.tokens) - 1, self.info.n_rollback) if entry.media is None else 0
 
     def seq_remove(self, seq: int, pos: int) -> bool:
-        """Remove positions >= `pos`. Return False, with nothing changed, if the rest could not be continued.
+        """Remove positions >= `pos`. Returns False, with nothing changed, if the rest could not be continued.
 
         A sliding-window cache keeps only the last positions, so the rest must still cover the window of `pos`
         (llama-server: server-context.cpp, pos_min_thold). Recurrent states cannot be truncated, except once after a
@@ -145,21 +144,21 @@ class NativeSequences(NativeContext):
         else:
             removed = fast.memory_seq_rm(self._memory, seq, pos, -1)
         if removed:
-            self._cut(seq, pos)
+            self._truncated(seq, pos)
         return bool(removed)
 
-    def _cut(self, seq: int, pos: int) -> None:
-        """Do what follows from the loss of positions >= `pos`; nothing here."""
+    def _truncated(self, seq: int, pos: int) -> None:
+        """Called after positions >= `pos` were removed."""
 
     def seq_copy(self, source: int, target: int) -> None:
-        """Copy the whole of `source` into the empty `target`."""
+        """Copy all of `source` to the empty `target`."""
         self._check(source)
         self._check(target)
         if source == target or fast.memory_seq_pos_max(self._memory, target) >= 0:
             raise InternalError(f"sequence {source} cannot be copied into {target}, which is not empty")
         if self._n_removable.get(source) == _ROLLED_BACK:  # a copy would have the state from before the rollback
-            carried_out = self._set_state(source, self._state(source, _PARTIAL), _PARTIAL)
-            self._n_removable[source] = 0 if carried_out else _FAILED
+            rolled_back = self._set_state(source, self._state(source, _PARTIAL), _PARTIAL)
+            self._n_removable[source] = 0 if rolled_back else _FAILED
         if self._n_removable.get(source) == _FAILED:
             raise InternalError(f"what sequence {source} holds is unknown")
         fast.memory_seq_cp(self._memory, source, target, -1, -1)
@@ -167,7 +166,9 @@ class NativeSequences(NativeContext):
             self._pending |= {source, target}
 
     def seq_drop(self, seq: int, start: int, end: int) -> None:
-        """Remove positions `start` to `end` and shift later ones down. Requires shiftable, unshared cells."""
+        """Remove positions `start` to `end` and shift later ones down. Requires cells that can be shifted and that no
+        other sequence shares.
+        """
         self._check(seq)
         if not self.info.can_shift:
             raise InternalError("this model's cells can't get other positions")
@@ -177,7 +178,7 @@ class NativeSequences(NativeContext):
         if not fast.memory_seq_rm(self._memory, seq, start, end):
             raise InternalError(f"sequence {seq} cannot forget positions {start} to {end}")
         fast.memory_seq_add(self._memory, seq, end, -1, start - end)
-        self._cut(seq, 0)
+        self._truncated(seq, 0)
 
     def seq_save(self, seq: int) -> bytes:
         self._check(seq)
@@ -187,14 +188,14 @@ class NativeSequences(NativeContext):
     def seq_size(self, seq: int, *, partial: bool = False) -> int:
         self._check(seq)
         size: int = C.llama_state_seq_get_size_ext(self._open(), seq, _PARTIAL if partial else _WHOLE)
-        if not size:  # the library has caught an exception of its own; even an empty sequence has a head
+        if not size:  # the library caught an exception; even the state of an empty sequence has a header
             raise InternalError(f"the library does not know the size of the state of sequence {seq}")
         return size
 
     def _state(self, seq: int, flags: int) -> bytes:
         size = self.seq_size(seq, partial=flags == _PARTIAL)
         try:
-            state, view = new_bytes(size)  # the pages of a copy would take as long as the library's own work
+            state, view = new_bytes(size)  # the library writes into it, because a copy would take as long as the save
         except MemoryError:
             raise InternalError(f"there is no memory for the state of sequence {seq}, {size} bytes") from None
         start = ctypes.cast(ctypes.addressof(ctypes.c_uint8.from_buffer(view)), _BYTE_POINTER)
@@ -207,7 +208,7 @@ class NativeSequences(NativeContext):
         self._settle(seq)
         fast.memory_seq_rm(self._memory, seq, -1, -1)
         self._n_removable.pop(seq, None)
-        self._cut(seq, 0)
+        self._truncated(seq, 0)
         if not state:
             return False
         if self._set_state(seq, state, _WHOLE) and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_pos:
@@ -238,25 +239,25 @@ class NativeSequences(NativeContext):
 
     def seq_rewind(self, seq: int, state: bytes, n_pos: int) -> bool:
         self._check(seq)
-        if self._n_swa:  # after a copy between streams a recurrent state is present at once, a window's cells are not
+        if self._n_swa:  # a copy with separate KV has a recurrent state immediately, but not the cells of a window
             self._settle(seq)
-        back = (
+        restored = (
             self._set_state(seq, state, _PARTIAL)
             and fast.memory_seq_rm(self._memory, seq, n_pos, -1)
             and fast.memory_seq_pos_max(self._memory, seq) + 1 == n_pos
         )
         self._n_removable.pop(seq, None)
-        if not back:
+        if not restored:
             fast.memory_seq_rm(self._memory, seq, -1, -1)
-        self._cut(seq, n_pos if back else 0)
-        return bool(back)
+        self._truncated(seq, n_pos if restored else 0)
+        return bool(restored)
 
     def _settle(self, seq: int) -> None:
-        """Carry out pending copies from or to `seq` by decoding one token where it disturbs nothing."""
+        """Execute pending copies from or to `seq`, by decoding a token that is removed afterwards."""
         if seq not in self._pending:
             return
         last = [fast.memory_seq_pos_max(self._memory, s) for s in range(self.info.n_seq)]
-        candidate = min(range(self.info.n_seq), key=last.__getitem__)  # empty, or the shortest, which is cut again
+        candidate = min(range(self.info.n_seq), key=last.__getitem__)  # empty, or the shortest one
         pos = last[candidate] + 1
         if pos >= self.info.n_ctx_seq:
             raise InternalError("a pending copy could not be settled: every sequence is full")

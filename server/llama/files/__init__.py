@@ -1,1 +1,1 @@
-"""What a file contains and whether it may be opened: all checks before the library reads it."""
+"""The contents of model files, and all checks before the library opens them."""

@@ -1,4 +1,4 @@
-"""Describes a model from its file's header, without loading it."""
+"""`describe`: the facts of a model from the header of its file, without a load."""
 
 import ctypes
 import math
@@ -13,7 +13,7 @@ from server.pool.protocols import ModelInfo
 from server.pool.spec import ModelSpec
 from server.templates.built_in import names
 
-_CHAT = (  # distinguishes all templates, except those that render every chat alike
+_CHAT = (  # all templates render it differently, except those that render every chat the same
     ("system", " s\n"),
     ("user", " a\n"),
     ("assistant", " b\n"),
@@ -22,22 +22,23 @@ _CHAT = (  # distinguishes all templates, except those that render every chat al
     ("assistant_tool_call", "e"),
     ("tool", "f"),
 )
-_SIZE = 4096  # bytes; no template makes more of that chat
+_SIZE = 4096  # bytes; every template renders `_CHAT` to less
 
 
 def built_in_template(source: str) -> str:
-    """Return the name of the built-in template that renders chats as llama.cpp does for `source`, "" if there is none.
+    """Return the name of the built-in template that llama.cpp uses for `source`; "" if it uses none.
 
-    The library detects templates by signs in the source (src/llama-chat.cpp, llm_chat_detect_template) and does not
-    report which it found, so outputs are compared. An empty source is ChatML, as for a model without a template.
+    The library detects templates by markers in the source (src/llama-chat.cpp, llm_chat_detect_template) but does not
+    report the result, so rendered chats are compared. An empty source is ChatML, as for a model without a template.
     """
-    written = _written(source or "chatml")
-    if written is None:
+    rendered = _rendered(source or "chatml")
+    if rendered is None:
         return ""
-    return next((name for name in names() if _written(name) == written), "")
+    return next((name for name in names() if _rendered(name) == rendered), "")
 
 
-def _written(source: str) -> bytes | None:
+def _rendered(source: str) -> bytes | None:
+    """Return `_CHAT` as the library renders it with a template's source or name; None if it detects no template."""
     chat = (C.llama_chat_message * len(_CHAT))()
     for message, (role, content) in zip(chat, _CHAT, strict=True):
         message.role, message.content = role.encode(), content.encode()
@@ -50,7 +51,9 @@ _TEMPLATE = "tokenizer.chat_template"
 
 
 def describe(spec: ModelSpec, files: ModelFiles, default_template: str = "") -> ModelInfo:
-    """Return `Weights.info` without what only the library knows (vocabulary, fingerprints)."""
+    """Return `Weights.info` without the fields that need a load (vocabulary, fingerprints). `default_template`: for a
+    file without a chat template.
+    """
     header = files.header
     template = header.text(_TEMPLATE) or default_template
     return ModelInfo(
@@ -63,7 +66,7 @@ def describe(spec: ModelSpec, files: ModelFiles, default_template: str = "") -> 
         chat_template=template,
         chat_template_tool_use=header.text(f"{_TEMPLATE}.tool_use"),
         built_in_template=built_in_template(spec.chat.template or template),
-        metadata={key: _printed(value) for key, value in header.metadata.items() if not isinstance(value, tuple)},
+        metadata={key: _formatted(value) for key, value in header.metadata.items() if not isinstance(value, tuple)},
         generates=generates(header, spec.native),
         embeds=embeds(header, spec.native),
         media=media_kinds(spec),
@@ -72,7 +75,7 @@ def describe(spec: ModelSpec, files: ModelFiles, default_template: str = "") -> 
 
 
 def media_kinds(spec: ModelSpec) -> frozenset[BitmapKind]:
-    """Return the media that the projector supports (mtmd_get_cap_from_file); none without a projector."""
+    """Return the kinds of media that the projector supports (mtmd_get_cap_from_file); empty without a projector."""
     if spec.mmproj is None:
         return frozenset()
     try:
@@ -83,7 +86,7 @@ def media_kinds(spec: ModelSpec) -> frozenset[BitmapKind]:
     return frozenset(kind for kind, key in kinds.items() if metadata.get(key) is True)
 
 
-def _printed(value: Scalar) -> str:
+def _formatted(value: Scalar) -> str:
     """Format a scalar like the library."""
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -1,4 +1,4 @@
-"""Reads a GGUF file's header with every length checked, so that a broken file is refused before the library sees it.
+"""Reads the header of a GGUF file and checks every length: a broken file is rejected before the library reads it.
 
 Format: ggml's docs/gguf.md; limits as in ggml/src/gguf.cpp (4 dimensions, power-of-two alignment, versions 2 and 3).
 """
@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 Scalar = int | float | bool | str
-MAX_KEPT_ARRAY = 4096  # longer arrays (vocabularies) are skipped, not kept
+MAX_STORED_ARRAY = 4096  # elements; longer arrays (vocabularies) are skipped
 MAX_DIMS = 4
 DEFAULT_ALIGNMENT = 32
 
@@ -33,16 +33,17 @@ BLOCKS: Mapping[int, tuple[int, int]] = {
 }
 
 NOT_MULTIPLIED = frozenset({9, 15, 24, 25, 26, 27, 28})
-"""Q8_1 and Q8_K, which are for activations; integers and f64. The library has no product of them: it calls null."""
+"""Types without a matrix product in the library, which would call a null pointer: integers, f64, and the types of
+activations, Q8_1 and Q8_K."""
 
 
 class BrokenFileError(Exception):
-    """The file is not a loadable GGUF; the message says why."""
+    """The file is not a valid GGUF file, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor's entry: ``end`` is the offset after its last byte, from the start of the file."""
+    """A tensor. ``end`` is the offset after its last byte, from the start of the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,8 +54,8 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """The contents of a header. Arrays of more than `MAX_KEPT_ARRAY` elements appear in ``lengths`` only. ``types``
-    names each value's type: ``f32``, ``string``, ``[u32]``. ``n_bytes`` is the offset of the tensor data.
+    """The contents of a header. Arrays of more than `MAX_STORED_ARRAY` elements are only in ``lengths``. ``types`` has
+    the type of each value, as ``f32``, ``string`` or ``[u32]``. ``n_bytes`` is the offset of the tensor data.
     """
 
     metadata: dict[str, Scalar | tuple[Scalar, ...]]
@@ -68,11 +69,11 @@ class GgufHeader:
         return self.text("general.architecture")
 
     def of_model(self, key: str, default: int = 0) -> int:
-        """Return the integer that the architecture names, as ``llama.block_count``."""
+        """Return the integer value of `key` after the architecture's prefix, as ``llama.block_count``."""
         return self.integer(f"{self.architecture}.{key}", default)
 
     def text(self, key: str) -> str:
-        """Return a text; "" if the key is missing or has another type."""
+        """Return a string value; "" if the key is missing or has another type."""
         value = self.metadata.get(key, "")
         return value if isinstance(value, str) else ""
 
@@ -83,7 +84,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read and check; raises `BrokenFileError` (not a GGUF, truncated, impossible lengths) and OSError."""
+    """Read and check a header. Raises `BrokenFileError` (not GGUF, truncated, invalid lengths) and OSError."""
     status = path.stat()
     return _read(path, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
@@ -106,7 +107,7 @@ class _Reader:
         self._metadata: dict[str, Scalar | tuple[Scalar, ...]] = {}
         self._lengths: dict[str, int] = {}
         self._tokens: list[bytes] = []
-        self._token_types = (0, 0)  # their place and number
+        self._token_types = (0, 0)  # offset and number
 
     def header(self) -> GgufHeader:
         n_tensors, n_values = self._preamble()
@@ -126,7 +127,7 @@ class _Reader:
         return GgufHeader(self._metadata, self._lengths, tensors, types, start)
 
     def _preamble(self) -> tuple[int, int]:
-        """Return the numbers of tensors and of values."""
+        """Check the preamble. Returns the numbers of tensors and of values."""
         if self._view[:4] != b"GGUF":
             raise BrokenFileError("not a GGUF file (it does not start with 'GGUF')")
         self._at = 4
@@ -143,6 +144,7 @@ class _Reader:
         return n_tensors, n_values
 
     def _take(self, n_bytes: int) -> int:
+        """Skip `n_bytes`. Returns the offset of the first."""
         at = self._at
         if n_bytes > self._size - at:
             raise BrokenFileError(f"truncated: the header needs {n_bytes} bytes at {at}, the file ends at {self._size}")
@@ -167,36 +169,38 @@ class _Reader:
         return self._number(_FIXED[kind])
 
     def _array(self, key: str) -> str:
-        """Return its type's name."""
+        """Read an array. Returns the name of its type."""
         kind, count = self._number("I"), self._number("Q")
         self._lengths[key] = count
         if kind == _STRING:
-            self._strings(count, self._tokens if key == _TOKENS else None)
+            self._skip_strings(count, self._tokens if key == _TOKENS else None)
             return "[string]"
         if kind not in _FIXED:
             raise BrokenFileError(f"'{key}': arrays of type {kind} are not supported")
         at = self._take(count * struct.calcsize("<" + _FIXED[kind]))
-        if count <= MAX_KEPT_ARRAY:
+        if count <= MAX_STORED_ARRAY:
             self._metadata[key] = struct.unpack_from(f"<{count}{_FIXED[kind]}", self._view, at)
         if key == _TOKEN_TYPES:
             self._token_types = at, count if _FIXED[kind] in "iI" else 0
         return f"[{_NAMES[kind]}]"
 
-    def _strings(self, count: int, kept: list[bytes] | None) -> None:
-        """Skip vocabularies and merges, or keep them: hundreds of thousands, so without a call for each."""
+    def _skip_strings(self, count: int, tokens: list[bytes] | None) -> None:
+        """Skip `count` strings, and append them to `tokens` if given. Hundreds of thousands are common, so there is no
+        call for each.
+        """
         view, at, length_at = self._view, self._at, struct.Struct("<Q").unpack_from
         try:
             for _ in range(count):
                 start, at = at + 8, at + 8 + length_at(view, at)[0]
-                if kept is not None and at <= self._size:
-                    kept.append(view[start:at].partition(b"\0")[0])  # the library reads each up to a zero
+                if tokens is not None and at <= self._size:
+                    tokens.append(view[start:at].partition(b"\0")[0])  # the library reads up to the first zero
         except (struct.error, OverflowError):
             at = self._size + 1
         self._take(at - self._at)
 
     def _check_vocabulary(self, kind: object) -> None:
-        """Raise `BrokenFileError` for tokens at which the library ends the process (src/llama-vocab.cpp): it gives
-        empty ones names and asserts that all differ.
+        """Raise `BrokenFileError` for tokens on which the library aborts (src/llama-vocab.cpp): it renames empty tokens
+        and asserts that all differ.
         """
         tokens = set(self._tokens)
         if len(tokens) + max(self._tokens.count(b"") - 1, 0) < len(self._tokens):
@@ -206,7 +210,7 @@ class _Reader:
             raise BrokenFileError(f"{_TOKEN_TYPES} has a byte ({_BYTE}), which WordPiece does not know")
 
     def _tensors(self, count: int) -> tuple[tuple[Tensor, ...], int]:
-        """Return every tensor, and the offset of their content."""
+        """Return all tensors, and the offset of their data."""
         alignment = self._metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise BrokenFileError(f"general.alignment is {alignment!r}, not a power of two")

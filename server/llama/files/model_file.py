@@ -1,7 +1,7 @@
 """Checks the files of a model before the native library opens them, and identifies their contents.
 
-The library divides by some values of a header, allocates from them or asserts on them: a wrong one ends the process
-(src/llama-model.cpp, load_hparams; GGML_ASSERT aborts).
+The library divides by some values of a header, allocates memory by them or asserts on them. A wrong value ends the
+process (src/llama-model.cpp, load_hparams; GGML_ASSERT aborts).
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _SPLIT = re.compile(r"^(?P<prefix>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The first file's path and header; the library finds the other parts by their names. ``parts`` are all of them."""
+    """The path and header of a model's first file, and the same of all ``parts``, which the library finds by name."""
 
     path: Path
     header: GgufHeader
@@ -33,13 +33,13 @@ class ModelFiles:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those of all parts."""
+        """The tensors of all parts."""
         return [tensor for _, header in self.parts for tensor in header.tensors]
 
 
 def check_files(model: str, path: Path, overrides: Sequence[MetadataOverride] = ()) -> ModelFiles:
     """Read and check every part's header, with `overrides` in the first. Raises `ModelFailed`."""
-    header = _overridden(model, read_gguf(model, path), overrides)
+    header = _with_overrides(model, read_gguf(model, path), overrides)
     count = header.integer("split.count")
     others = _other_parts(model, path, header, count) if count > 1 else []
     if not header.architecture:
@@ -47,8 +47,8 @@ def check_files(model: str, path: Path, overrides: Sequence[MetadataOverride] = 
     if problem := _problem(header):
         raise ModelFailed(model, f"{path}: {problem}")
     parts = ((path, header), *others)
-    for part, its_header in parts:
-        if problem := bad_tensor(its_header):
+    for part, part_header in parts:
+        if problem := bad_tensor(part_header):
             raise ModelFailed(model, f"{part}: {problem}")
     return ModelFiles(path, header, parts)
 
@@ -70,6 +70,7 @@ def read_gguf(model: str, path: Path) -> GgufHeader:
 
 
 def _other_parts(model: str, path: Path, header: GgufHeader, count: int) -> list[tuple[Path, GgufHeader]]:
+    """Return the path and header of each part of a split model, except the first. Raises `ModelFailed`."""
     name = _SPLIT.match(path.name)
     if name is None:
         raise ModelFailed(model, f"{path}: one of {count} parts, but it is not named <name>-00001-of-{count:05d}.gguf")
@@ -84,8 +85,8 @@ def _other_parts(model: str, path: Path, header: GgufHeader, count: int) -> list
 
 
 def fingerprint(files: Iterable[tuple[Path, GgufHeader]], overrides: Sequence[object] = ()) -> str:
-    """Return a hash of the headers (metadata, vocabulary, tensors), `overrides` of their values, the sizes, and the end
-    of every tensor. A fine-tune with its base's header differs there. File names and paths do not count.
+    """Return a hash of headers (metadata, vocabulary, tensors), `overrides` of their values, file sizes, and the end of
+    every tensor, where fine-tunes differ. File names and paths do not count.
     """
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for path, header in files:
@@ -102,14 +103,14 @@ def fingerprint(files: Iterable[tuple[Path, GgufHeader]], overrides: Sequence[ob
     return digest.hexdigest()
 
 
-_MOST_LAYERS, _MOST_EXPERTS = 512, 1024  # src/llama-hparams.h
-_MOST_HEADS = 0xFFFF  # and elements of one: the library multiplies both in 32 bits, and a product that has wrapped fits
-_OF_HEADS = (
+_MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # src/llama-hparams.h
+_MAX_HEADS = 0xFFFF  # also of a head's size: the library multiplies both in 32 bits and does not detect an overflow
+_HEAD_KEYS = (
     "head_count",
     "head_count_kv",
     *(f"{of}_length{kind}" for of in ("key", "value") for kind in ("", "_mla", "_swa")),
 )
-_EXPERT_TABLE = "ffn_gate_tid2eid"  # integers: the experts of each token; the only other table is a draft model's d2t
+_EXPERT_TABLE = "ffn_gate_tid2eid"  # integers: experts by token; the only other integer tensor is a draft model's d2t
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 _TWICE_AS_WIDE = ("jamba", "granitehybrid")  # src/models/jamba.cpp, granite-hybrid.cpp
 _WIDER = ("deepseek4", "gemma4-assistant", "qwen4exp")
@@ -121,23 +122,23 @@ _SQUARE = frozenset(
         *("phi3", "phimoe", "plamo", "qwen2", "qwen2moe", "qwen2vl", "stablelm", "starcoder2", "xverse"),
     }
 )
-"""Architectures whose queries are as wide as an embedding, whatever the heads are (src/models: create_tensor_qkv)."""
+"""Architectures whose queries have the size of an embedding, whatever the heads (src/models: create_tensor_qkv)."""
 _PROJECTION = "dense_2_out.weight"  # of embeddings, in lfm2
-_FORGET_ONE_EXPERT = ("hunyuan-dense", "hunyuan_vl")  # they count a single expert as none, used or not
+_IGNORE_ONE_EXPERT = ("hunyuan-dense", "hunyuan_vl")  # architectures that treat a single expert as none
 
 
 def _problem(header: GgufHeader) -> str | None:
-    """Return what is wrong with the header's values, with the key."""
+    """Return the key and the problem of the first wrong value in a header; None if there is none."""
     kind = header.metadata.get("tokenizer.ggml.model")
-    if kind in ("none", "no_vocab"):  # the library loads it and aborts at the first token (src/llama-vocab.cpp)
+    if kind in ("none", "no_vocab"):  # the library loads it, but aborts at the first token (src/llama-vocab.cpp)
         return f"tokenizer.ggml.model is '{kind}': a file without a vocabulary"
     checks = (_out_of_range, _bad_experts, _bad_attention, _bad_widths)
     return next(filter(None, (check(header) for check in checks)), None)
 
 
 def bad_tensor(header: GgufHeader) -> str | None:
-    """Return which tensor has a type that the library would compute with all the same, and end the process
-    (ggml-cpu.c, type_traits_cpu; binary-ops.cpp).
+    """Return the name and type of the first tensor whose type makes the library abort during computation; None if there
+    is none (ggml-cpu.c, type_traits_cpu; binary-ops.cpp).
     """
     for tensor in header.tensors:
         is_table = tensor.name == "d2t" or _EXPERT_TABLE in tensor.name
@@ -150,15 +151,15 @@ def bad_tensor(header: GgufHeader) -> str | None:
 
 def _out_of_range(header: GgufHeader) -> str | None:
     for key, low, high in (
-        ("block_count", 1, _MOST_LAYERS),
-        ("expert_count", 0, _MOST_EXPERTS),
+        ("block_count", 1, _MAX_LAYERS),
+        ("expert_count", 0, _MAX_EXPERTS),
         ("nextn_predict_layers", 0, header.of_model("block_count")),
         ("attention.sliding_window", 0, 1 << 30),
         ("embedding_length", 1, 1 << 24),
         ("context_length", 1, (1 << 31) - 1),
         ("rope.dimension_count", 2, _head_size(header)),
         ("rope.dimension_count_swa", 2, header.of_model("attention.key_length_swa") or _head_size(header)),
-        *((f"attention.{key}", 0, _MOST_HEADS) for key in _OF_HEADS),
+        *((f"attention.{key}", 0, _MAX_HEADS) for key in _HEAD_KEYS),
     ):
         full = f"{header.architecture}.{key}"
         value = header.metadata.get(full)
@@ -170,7 +171,7 @@ def _out_of_range(header: GgufHeader) -> str | None:
 
 def _bad_experts(header: GgufHeader) -> str | None:
     n_expert = header.of_model("expert_count")
-    if header.architecture in _FORGET_ONE_EXPERT and n_expert <= 1:
+    if header.architecture in _IGNORE_ONE_EXPERT and n_expert <= 1:
         n_expert = n_used = 0
     else:
         n_used = _experts_used(header)
@@ -188,7 +189,7 @@ def _bad_experts(header: GgufHeader) -> str | None:
 
 
 def _experts_used(header: GgufHeader) -> int:
-    """Return the largest number of experts used in a layer; 0 if the header does not say, as the library reads it."""
+    """Return the largest number of experts used in a layer; 0, as in the library, if the header has none."""
     value = header.metadata.get(f"{header.architecture}.expert_used_count", 0)
     layers = value if isinstance(value, tuple) else (value,)
     counts = [count for count in layers if isinstance(count, int)]
@@ -214,8 +215,8 @@ def _bad_attention(header: GgufHeader) -> str | None:
 
 
 def _bad_widths(header: GgufHeader) -> str | None:
-    """Return which width does not fit the embedding's: of all heads, of recurrent states, or of the values that a
-    context reads of each embedding (n_embd_out), however few the model computes.
+    """Return the size that does not match the embedding's, if any: of all heads, recurrent states, or the output
+    (n_embd_out). A context reads n_embd_out values even if the model computes fewer.
     """
     kind, n_embd = header.architecture, header.of_model("embedding_length")
     n_heads = header.of_model("attention.head_count")
@@ -233,7 +234,7 @@ def _bad_widths(header: GgufHeader) -> str | None:
 
 
 def _head_size(header: GgufHeader) -> int:
-    """Return the largest number of rotated elements; 65536 if the header does not say."""
+    """Return the largest valid number of rotated elements; 65536 if the header has no number of heads."""
     n_head = header.of_model("attention.head_count")
     divided = header.of_model("embedding_length") // n_head if n_head else 1 << 16
     return max(divided, header.of_model("attention.key_length"))
@@ -245,21 +246,22 @@ _OVERRIDES: dict[type, tuple[int, str, tuple[str, ...]]] = {
     bool: (2, "val_bool", ("bool",)),
     str: (3, "val_str", ("string",)),
 }
-"""By the type of an override: enum llama_model_kv_override_type, the member of its value, and the types of values in a
-file that it replaces."""
-_MOST = (1 << 31) - 1  # the library keeps integers in 32 bits and truncates longer ones
+"""For each Python type of an override: enum llama_model_kv_override_type, the member for the value, and the GGUF types
+that it can replace."""
+_MAX_INT = (1 << 31) - 1  # the library stores integers in 32 bits and truncates others
 
 
-def _overridden(model: str, header: GgufHeader, overrides: Sequence[MetadataOverride]) -> GgufHeader:
-    """`header` as the library will see it. Raises `ModelFailed` for values of another type than the file's: the
-    library would keep the file's."""
+def _with_overrides(model: str, header: GgufHeader, overrides: Sequence[MetadataOverride]) -> GgufHeader:
+    """Return `header` with `overrides`. Raises `ModelFailed` if a value has another type than in the file, because the
+    library would ignore the override.
+    """
     for each in overrides:
-        kind, there = type(each.value), header.types.get(each.key)
-        if there is not None and there not in _OVERRIDES[kind][2]:
-            raise ModelFailed(model, f"override_kv: '{each.key}' is of type {there} in the file, not {kind.__name__}")
-        if kind is int and there is not None and there.startswith("u") and int(each.value) < 0:
+        kind, in_file = type(each.value), header.types.get(each.key)
+        if in_file is not None and in_file not in _OVERRIDES[kind][2]:
+            raise ModelFailed(model, f"override_kv: '{each.key}' is of type {in_file} in the file, not {kind.__name__}")
+        if kind is int and in_file is not None and in_file.startswith("u") and int(each.value) < 0:
             raise ModelFailed(model, f"override_kv: '{each.key}' is {each.value}, less than 0")
-        if kind is int and not -_MOST <= int(each.value) <= _MOST:
+        if kind is int and not -_MAX_INT <= int(each.value) <= _MAX_INT:
             raise ModelFailed(model, f"override_kv: '{each.key}' is {each.value}, more than 32 bits")
     return replace(header, metadata={**header.metadata, **{each.key: each.value for each in overrides}})
 
@@ -271,5 +273,5 @@ def metadata_array(overrides: Sequence[MetadataOverride]) -> "ctypes.Array[ctype
         entry.key = each.key.encode()
         entry.tag, member, _ = _OVERRIDES[type(each.value)]
         setattr(entry.value, member, each.value.encode() if isinstance(each.value, str) else each.value)
-    found: ctypes.Array[ctypes.Structure] = array
-    return found
+    result: ctypes.Array[ctypes.Structure] = array
+    return result

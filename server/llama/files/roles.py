@@ -1,6 +1,4 @@
-"""The roles of a model: generating text, embedding, or both; and whether it has MTP (NextN) heads that the library can
-compute.
-"""
+"""The roles of a model (generation, embedding, or both), and a check of its MTP (NextN) heads."""
 
 from server.engine.runner_api import Pooling
 from server.errors import ModelFailed
@@ -14,14 +12,14 @@ ENCODERS = frozenset(
         *("modern-bert", "gemma-embedding", "t5encoder"),
     }
 )
-"""Architectures that have no KV cache and can't generate (llama.cpp src/llama-model.cpp, create_memory)."""
+"""Architectures without a KV cache, which cannot generate (llama.cpp src/llama-model.cpp, create_memory)."""
 
 POOLINGS = (Pooling.NONE, Pooling.MEAN, Pooling.CLS, Pooling.LAST, Pooling.RANK)  # enum llama_pooling_type
 
 
 def embeds(header: GgufHeader, native: LoadParams) -> bool:
-    """Return whether the model embeds: an encoder always; otherwise as ``embedding`` says, or if the file or
-    ``pooling`` names a pooling type.
+    """Return whether the model embeds. An encoder always does. Others do if ``embedding`` is True, or if it is not set
+    and the file or ``pooling`` has a pooling type.
     """
     wanted = native.embedding
     if wanted is None:
@@ -30,8 +28,8 @@ def embeds(header: GgufHeader, native: LoadParams) -> bool:
 
 
 def generates(header: GgufHeader, native: LoadParams) -> bool:
-    """Return whether the model generates. If it embeds it also generates, as under llama-server's ``--embeddings``,
-    unless its file was made for embedding, or pooling ``rank`` gives it a classification head.
+    """Return whether the model generates. A model that embeds also generates, as with llama-server's ``--embeddings``,
+    unless its file was made for embedding or pooling is ``rank``.
     """
     only_embeds = _made_for_embedding(header) or native.pooling == "rank"
     return not (only_embeds and embeds(header, native))
@@ -42,18 +40,18 @@ def _made_for_embedding(header: GgufHeader) -> bool:
 
 
 def is_encoder(header: GgufHeader) -> bool:
-    """Return whether the architecture can't generate."""
+    """Return whether the architecture is in `ENCODERS`."""
     return header.architecture in ENCODERS
 
 
 def file_pooling(header: GgufHeader) -> Pooling | None:
-    """Return the pooling that the file names."""
+    """Return the pooling type in the file, if any."""
     number = header.of_model("pooling_type", -1)
     return POOLINGS[number] if 0 <= number < len(POOLINGS) else None
 
 
 def pooling_of(header: GgufHeader, native: LoadParams) -> Pooling:
-    """Return the pooling type of the setting, otherwise of the file, otherwise none (src/llama-context.cpp)."""
+    """Return the pooling type of the setting, otherwise of the file, otherwise NONE (src/llama-context.cpp)."""
     return Pooling(native.pooling) if native.pooling else file_pooling(header) or Pooling.NONE
 
 
@@ -61,12 +59,12 @@ MTP_ARCHITECTURES = frozenset(
     {"bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3"}
     | {"mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"}
 )
-"""Those with one head and a graph for it (llama.cpp src/models/*.cpp, LLM_GRAPH_TYPE_DECODER_MTP). For others the
-library builds the whole model's graph over the head's cells, or aborts."""
+"""Architectures with one head and a graph for it (llama.cpp src/models/*.cpp, LLM_GRAPH_TYPE_DECODER_MTP). For others
+the library builds the graph of the whole model over the head's cells, or aborts."""
 
 
 def check_heads(name: str, files: ModelFiles) -> None:
-    """Raises `ModelFailed` for a file without, before the library looks for them: it aborts where it finds none."""
+    """Raise `ModelFailed` for a file without usable MTP heads, on which the library would abort."""
     header = files.header
     kind, n_heads = header.architecture, header.of_model("nextn_predict_layers")
     if not n_heads:

@@ -1,1 +1,1 @@
-"""Projectors: images and audio to embeddings, by libmtmd (llama.cpp tools/mtmd)."""
+"""Projectors, which compute embeddings of images and audio, through libmtmd (llama.cpp tools/mtmd)."""

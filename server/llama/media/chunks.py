@@ -1,4 +1,4 @@
-"""A prompt with media as the library tokenizes it: chunks of text, and media to be encoded."""
+"""A prompt with media, tokenized by the library: chunks of text tokens, and of media to encode."""
 
 import atexit
 import ctypes
@@ -20,29 +20,31 @@ from server.llama.library import C, collect_errors, log_callback, reason
 from server.media.bitmap import Bitmap
 from server.vocab import PlainText
 
-M: Any = _bindings  # their annotations describe the C types, not what ctypes takes and returns
+M: Any = _bindings  # the annotations of the bindings name C types, not those that ctypes accepts and returns
 
 TEXT, IMAGE, AUDIO = M.MTMD_INPUT_CHUNK_TYPE_TEXT, M.MTMD_INPUT_CHUNK_TYPE_IMAGE, M.MTMD_INPUT_CHUNK_TYPE_AUDIO
 
 
 @cache
 def start_media() -> None:
-    """Only the first call does something."""
+    """Send the log of libmtmd to `logging`. Only the first call has an effect."""
     M.mtmd_helper_log_set(log_callback, None)
     atexit.register(lambda: M.mtmd_helper_log_set(C.llama_log_callback(), None))
 
 
 Positions = NDArray[np.int32]
-_LOUDEST = 1e6  # full scale is 1
-_NO_NUMBERS = "the library gave no tokens for a medium"
+_MAX_SAMPLE = 1e6  # full scale is 1
+_NO_TOKENS = "the library gave no tokens for a medium"
 
 
 class NativeChunk:
-    """One medium, or a slice of one; `server.engine.media.MediaChunk`."""
+    """A medium, or a slice of one: `server.engine.media.MediaChunk`."""
 
-    def __init__(self, owner: "Chunks", index: int, place: int, *, causal: bool, salt: bytes) -> None:
-        """``place``: index among the slices of its medium. ``salt``: what embeddings depend on besides the medium."""
-        self._owner, self._index = owner, index  # in whose memory it lies, and where
+    def __init__(self, owner: "Chunks", index: int, nth: int, *, causal: bool, salt: bytes) -> None:
+        """`index`: in `owner`, which has the memory. `nth`: index among the slices of its medium. `salt`: everything on
+        which embeddings depend besides the medium.
+        """
+        self._owner, self._index = owner, index
         self.pointer = pointer = owner.pointer(index)
         self.causal = causal
         self.is_audio = M.mtmd_input_chunk_get_type(pointer) == AUDIO
@@ -53,35 +55,37 @@ class NativeChunk:
         self._part, self.id = int(part), own.decode("utf-8", "replace")
         self.record = _renamed(_record(pointer), name, own)
         if self.n_tokens <= 0 or self.n_pos <= 0:
-            raise InternalError(_NO_NUMBERS)
-        self.key = hashlib.blake2b(b"%b%d\0%b" % (salt, place, self.record), digest_size=32).digest()
+            raise InternalError(_NO_TOKENS)
+        self.key = hashlib.blake2b(b"%b%d\0%b" % (salt, nth, self.record), digest_size=32).digest()
 
     def preprocessed(self, context: int) -> int:
-        """Return the data to encode, preprocessed now if need be. Raises `InvalidRequest`. One encoder at a time."""
+        """Return the native chunk to encode, preprocessed now if it was not yet. Not thread-safe. Raises
+        `InvalidRequest`.
+        """
         return self._owner.preprocessed(context, self._index, self._part)
 
     def positions(self, first: int) -> Positions:
-        """Return each token's M-RoPE coordinates, [4, n_tokens], if the first token is at `first` (order as in
-        mtmd-helper-common.h, set_position_mrope_2d and _1d).
+        """Return the M-RoPE coordinates of each token, [4, n_tokens], in the order of mtmd-helper-common.h
+        (set_position_mrope_2d and _1d). `first`: position of the first token.
         """
         if self.is_audio:
             return np.tile(np.arange(first, first + self.n_tokens, dtype=np.int32), (4, 1))
-        places = (M.mtmd_decoder_pos * self.n_tokens)()
+        coordinates = (M.mtmd_decoder_pos * self.n_tokens)()
         tokens = M.mtmd_input_chunk_get_tokens_image(self.pointer)
-        M.mtmd_helper_image_get_decoder_pos(tokens, first, places)
-        found = np.frombuffer(places, np.uint32).reshape(self.n_tokens, 4)
-        return np.ascontiguousarray(found[:, (0, 2, 1, 3)].T).astype(np.int32)
+        M.mtmd_helper_image_get_decoder_pos(tokens, first, coordinates)
+        rows = np.frombuffer(coordinates, np.uint32).reshape(self.n_tokens, 4)
+        return np.ascontiguousarray(rows[:, (0, 2, 1, 3)].T).astype(np.int32)
 
 
 class Chunks:
     """The result of `mtmd_tokenize_from_parts`. Bitmaps without data are counted by their size, not preprocessed."""
 
     def __init__(self, context: int, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> None:
-        """Raises `InvalidRequest` for a medium that preprocessing refuses."""
+        """Tokenize. Raises `InvalidRequest` for a medium that cannot be preprocessed."""
         self._add_special, self._parse_special = add_special, parse_special
-        self._later = {i: part for i, part in enumerate(parts) if isinstance(part, Bitmap) and not part.data}
-        self._parts = [part if isinstance(part, str) else replace(part, data=b"") for part in parts if self._later]
-        self._with_data: dict[int, Chunks] = {}  # by part
+        self._lazy = {i: part for i, part in enumerate(parts) if isinstance(part, Bitmap) and not part.data}
+        self._parts = [part if isinstance(part, str) else replace(part, data=b"") for part in parts if self._lazy]
+        self._with_data: dict[int, Chunks] = {}  # by index of the part
         pointer = M.mtmd_input_chunks_init()
         if not pointer:
             raise InternalError("libmtmd has no memory for a prompt")
@@ -99,46 +103,46 @@ class Chunks:
 
     @property
     def n_tokens(self) -> int:
-        """Of text and media."""
+        """Tokens of text and media."""
         return int(M.mtmd_helper_get_n_tokens(self._pointer))
 
     def pointer(self, index: int) -> int:
-        """Return the pointer to the chunk."""
+        """Return the native pointer to a chunk."""
         return int(M.mtmd_input_chunks_get(self._pointer, index))
 
     def preprocessed(self, context: int, index: int, part: int) -> int:
-        """Return the pointer of chunk `index`, preprocessed with the data of its part."""
-        if part not in self._later:
+        """Return the native pointer to the chunk `index`, preprocessed with the data of its `part`."""
+        if part not in self._lazy:
             return self.pointer(index)
-        found = self._with_data.get(part)
-        if found is None:  # the whole prompt, since what a medium becomes may depend on how many tokens precede it
+        chunks = self._with_data.get(part)
+        if chunks is None:  # tokenize the whole prompt, because a chunk may depend on the number of tokens before it
             parts = list(self._parts)
-            for i in (part, part + 1) if self._later[part].of_video else (part,):  # some models take two as one
-                if i in self._later:
-                    parts[i] = replace(self._later[i], data=self._later[i].decoded())
-            found = Chunks(context, parts, add_special=self._add_special, parse_special=self._parse_special)
-            if len(found) != len(self):
+            for i in (part, part + 1) if self._lazy[part].of_video else (part,):  # some models encode pairs of frames
+                if i in self._lazy:
+                    parts[i] = replace(self._lazy[i], data=self._lazy[i].decoded())
+            chunks = Chunks(context, parts, add_special=self._add_special, parse_special=self._parse_special)
+            if len(chunks) != len(self):
                 raise InternalError("libmtmd makes more of a medium than of its size")
-            self._with_data[part] = found
-        return found.pointer(index)
+            self._with_data[part] = chunks
+        return chunks.pointer(index)
 
     def read(self, context: int, salt: bytes) -> Iterator[list[int] | NativeChunk]:
-        """Yield the tokens of text, and media, in order."""
-        last, place = None, 0
+        """Yield the tokens of each text, and media, in order."""
+        last, nth = None, 0
         for i in range(len(self)):
             chunk = self.pointer(i)
             if M.mtmd_input_chunk_get_type(chunk) == TEXT:
                 yield _text_tokens(chunk)
                 continue
             name = M.mtmd_input_chunk_get_id(chunk)
-            place = place + 1 if name == last else 0
+            nth = nth + 1 if name == last else 0
             last = name
             causal = not M.mtmd_decode_use_non_causal(context, chunk)
-            yield NativeChunk(self, i, place, causal=causal, salt=salt)
+            yield NativeChunk(self, i, nth, causal=causal, salt=salt)
 
 
 def _native_part(index: int, part: str | Bitmap, parse_special: bool, stack: ExitStack) -> ctypes.Structure:
-    """Return a part for the library, which copies it. `stack` frees it."""
+    """Return the native form of a part, which the library copies. `stack` frees it."""
     one: ctypes.Structure = M.mtmd_input_part()
     if isinstance(part, str):
         raw = part.encode("utf-8", "replace")
@@ -156,7 +160,7 @@ def _native_part(index: int, part: str | Bitmap, parse_special: bool, stack: Exi
     if not pointer:
         raise InternalError("libmtmd has no memory for a medium")
     stack.callback(M.mtmd_bitmap_free, pointer)
-    # its index among the parts distinguishes slices of one medium from a repetition of it
+    # the index distinguishes slices of one medium from repetitions of it
     M.mtmd_bitmap_set_id(pointer, f"{index}/{part.id}".encode())
     M.mtmd_bitmap_set_mergeable(pointer, part.of_video)
     one.bitmap = pointer
@@ -168,7 +172,7 @@ def _pointer_to(data: bytes, kind: type[Any]) -> Any:
 
 
 def _check(bitmap: Bitmap, sized: bool, n_bytes: int) -> None:
-    """Check that the size matches the data: the library reads as many bytes and asserts that there are some."""
+    """Check that the data have `n_bytes`, which the library reads, and are not empty, which it asserts."""
     if not sized:
         raise InvalidRequest(f"{bitmap.kind} of {bitmap.width} x {bitmap.height} holds nothing to read")
     if bitmap.data and len(bitmap.data) != n_bytes:
@@ -176,11 +180,11 @@ def _check(bitmap: Bitmap, sized: bool, n_bytes: int) -> None:
 
 
 def _check_samples(samples: NDArray[np.float32]) -> None:
-    """Reject samples that are not finite or far outside any loudness: their embeddings would not be finite and could
-    corrupt other cells. Raises `InvalidRequest`.
+    """Raise `InvalidRequest` for samples that are not finite or far too large. Their embeddings would not be finite,
+    and could corrupt cells of other sequences.
     """
-    if not (samples.min() > -_LOUDEST and samples.max() < _LOUDEST):  # false of NaN, too
-        raise InvalidRequest(f"audio has samples that are not numbers from {-_LOUDEST:g} to {_LOUDEST:g}")
+    if not (samples.min() > -_MAX_SAMPLE and samples.max() < _MAX_SAMPLE):  # also rejects NaN
+        raise InvalidRequest(f"audio has samples that are not numbers from {-_MAX_SAMPLE:g} to {_MAX_SAMPLE:g}")
 
 
 def _text_tokens(chunk: int) -> list[int]:
@@ -190,18 +194,19 @@ def _text_tokens(chunk: int) -> list[int]:
 
 
 def _record(chunk: int) -> bytes:
+    """Return the library's serialization of a chunk."""
     n = ctypes.c_size_t()
     if M.mtmd_input_chunk_save(chunk, None, 0, ctypes.byref(n)) != 0:
-        raise InternalError(_NO_NUMBERS)
+        raise InternalError(_NO_TOKENS)
     buffer = ctypes.create_string_buffer(n.value)
     if M.mtmd_input_chunk_save(chunk, buffer, n.value, None) != 0:
-        raise InternalError(_NO_NUMBERS)
+        raise InternalError(_NO_TOKENS)
     return buffer.raw
 
 
 def _renamed(record: bytes, name: bytes, own: bytes) -> bytes:
-    """Return a chunk's description with the bitmap's `own` id in place of its `name` during tokenization (mtmd.cpp,
-    mtmd_serialization: length and bytes).
+    """Return a chunk's serialization with the bitmap's `own` id instead of its `name` during tokenization. Both are
+    stored as length and bytes (mtmd.cpp, mtmd_serialization).
     """
     before, after = (struct.pack("<Q", len(each)) + each for each in (name, own))
     if record.count(before) != 1:

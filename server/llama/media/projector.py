@@ -1,4 +1,4 @@
-"""A loaded projector: tokenizes media of prompts and computes their embeddings."""
+"""A loaded projector, which tokenizes prompts with media and computes embeddings; and checks of projector files."""
 
 import ctypes
 import math
@@ -36,23 +36,23 @@ from server.sandbox.process import public_environment
 
 _MROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, _IMROPE
 _ENCODERS = ("v.blk.", "v.patch_embd", "v.position_embd", "a.blk.", "a.position_embd", "a.conv1d")
-"""Tensors that give nothing to the model."""
+"""Prefixes of tensors whose sizes do not depend on the model."""
 _ENCODER_NAMES = {"v": "vision", "a": "audio"}
 _LOOK_UP_PATCHES = ("mlp", "ldp", "ldpv2", "adapter")
-"""Projectors whose images have one size, and whose patches are numbers of rows (tools/mtmd/models/llava.cpp)."""
+"""Projectors with images of one size, whose patches are looked up as rows (tools/mtmd/models/llava.cpp)."""
 _F32 = 0  # enum ggml_type
 _CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
 TRIAL_S = 60.0
-"""Seconds that the library may take to build a projector's graph, which takes 0.05."""
+"""Time limit for the library to build the graph of a projector, which usually takes 0.05 s."""
 _ADD_POSITIONS = {
     "v": "gemma3 idefics3 lfm2 janus_pro phi4 qwen3vl_merger ling3vl step3vl internvl nemotron_v2_vl llama4 kimivl "
     "paddleocr kimik25 cogvlm glm4v glm5v granite4_vision muse-glimmer",
     "a": "ultravox voxtral qwen2a qwen2.5o glma meralion musicflamingo qwen3a",
 }
-"""Projectors that add position embeddings without a lookup, by the prefix of their tensors (tools/mtmd/models); others
-look up rows first, which converts any type to 32 bits.
+"""Projectors that add position embeddings without a lookup, by the prefix of their tensors (tools/mtmd/models). Others
+first look up rows, which converts any type to 32 bits.
 """
-_VALUE_TYPES = {  # tools/mtmd/clip.cpp: get_string, get_bool, get_f32 and get_u32 assert them
+_VALUE_TYPES = {  # asserted by get_string, get_bool, get_f32 and get_u32 in tools/mtmd/clip.cpp
     "string": r"general\.(name|description)|clip\.(\w+\.)*projector_type",
     "bool": r"clip\.(has_\w+_encoder|use_gelu|use_silu)",
     "f32": r"clip\.\w+\.attention\.layer_norm_epsilon",
@@ -62,17 +62,19 @@ _VALUE_TYPES = {  # tools/mtmd/clip.cpp: get_string, get_bool, get_f32 and get_u
 
 
 class Projector:
-    """`server.pool.protocols.MediaReader` and `server.engine.runner_api.MediaEncoder`. One thread at a time encodes."""
+    """`server.pool.protocols.MediaReader` and `server.engine.runner_api.MediaEncoder`. Thread-safe. It encodes one
+    batch at a time.
+    """
 
     def __init__(self, name: str, path: Path, model: int, native: LoadParams) -> None:
-        """Blocking. Raises `ModelFailed` in one line for a file that is no projector of this model."""
+        """Load a projector for the native `model`. Blocks. Raises `ModelFailed` if it does not fit the model."""
         header = read_gguf(name, path)
         check_projector(name, path, header, {C.llama_model_n_embd(model), C.llama_model_n_embd_inp(model)})
         start_media()
         self.marker = native.media_marker or f"<__media_{secrets.token_hex(16)}__>"
         params = projector_params(name, native, self.marker)
-        with ThreadPoolExecutor(1, "open-projector") as once:  # the warm-up's compute threads end with it
-            context, why = once.submit(_opened, path, model, params).result()
+        with ThreadPoolExecutor(1, "open-projector") as executor:  # the compute threads of the warm-up end with it
+            context, why = executor.submit(_opened, path, model, params).result()
         if not context:
             raise ModelFailed(name, f"mmproj {path}: {why}")
         self._context: int | None = context
@@ -84,15 +86,15 @@ class Projector:
         limits = f"{native.image_min_tokens} {native.image_max_tokens}"
         self.fingerprint = f"{fingerprint([(path, header)])} {limits}"
         self._salt = f"{self.fingerprint}\0".encode()
-        sees, hears = M.mtmd_support_vision(context), M.mtmd_support_audio(context)
-        kinds: dict[BitmapKind, bool] = {"image": sees, "audio": hears}
-        self.kinds = frozenset(kind for kind, taken in kinds.items() if taken)
-        self.sample_rate = max(M.mtmd_get_audio_sample_rate(context), 0) if hears else 0
-        self._n_most = 0
+        has_vision, has_audio = M.mtmd_support_vision(context), M.mtmd_support_audio(context)
+        kinds: dict[BitmapKind, bool] = {"image": has_vision, "audio": has_audio}
+        self.kinds = frozenset(kind for kind, is_supported in kinds.items() if is_supported)
+        self.sample_rate = max(M.mtmd_get_audio_sample_rate(context), 0) if has_audio else 0
+        self._n_ctx_seq_max = 0
 
     @contextmanager
     def _open(self) -> Iterator[int]:
-        """Yield the native context, which is not freed meanwhile."""
+        """Yield the native context, which is not freed before the end of the block. Raises `InternalError`."""
         with self._users:
             if self._context is None:
                 raise InternalError("the model was unloaded while it was in use")
@@ -105,54 +107,56 @@ class Projector:
                 self._users.notify_all()
 
     def serves(self, n_ctx_seq: int) -> None:
-        """Record that a context of the model has this many cells for a sequence."""
-        self._n_most = max(self._n_most, n_ctx_seq)
+        """Record that a context of the model has `n_ctx_seq` cells for a sequence."""
+        self._n_ctx_seq_max = max(self._n_ctx_seq_max, n_ctx_seq)
 
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
-        """Return a prompt of texts and media; raises `InvalidRequest` for a medium that the model can't take."""
+        """Return a prompt of texts and media. Raises `InvalidRequest` for a medium that the model does not support."""
         for part in parts:
             if isinstance(part, Bitmap) and part.kind not in self.kinds:
                 raise InvalidRequest(f"{part.kind} input is not supported by this model's projector")
         tokens: list[int] = []
         spans: list[MediaSpan] = []
-        n_with: Counter[str] = Counter()
+        n_slices: Counter[str] = Counter()  # by id of the medium
         with self._open() as context:
             if len([part for part in parts if isinstance(part, Bitmap) and part.data]) > 1:
-                parts = self._fitting(context, parts, add_special=add_special, parse_special=parse_special)
+                parts = self._without_data(context, parts, add_special=add_special, parse_special=parse_special)
             chunks = Chunks(context, parts, add_special=add_special, parse_special=parse_special)
             for chunk in chunks.read(context, self._salt):
                 if isinstance(chunk, list):
                     tokens += chunk
                     continue
-                span = self._span(chunk, len(tokens), n_with[chunk.id])
-                n_with[chunk.id] += 1
+                span = self._span(chunk, len(tokens), n_slices[chunk.id])
+                n_slices[chunk.id] += 1
                 spans.append(span)
                 tokens += media_tokens(span.id, span.nth, span.n_tokens)
         return MediaPrompt(tokens, tuple(spans))
 
-    def _fitting(
+    def _without_data(
         self, context: int, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool
     ) -> Sequence[str | Bitmap]:
-        """Return `parts`, without the data of media if they cannot fit: a request that fails preprocesses nothing."""
+        """Return `parts`, without the data of media if they exceed every context: the request fails, so preprocessing
+        them would be a waste.
+        """
         sizes = [part if isinstance(part, str) else replace(part, data=b"") for part in parts]
         counted = Chunks(context, sizes, add_special=add_special, parse_special=parse_special)
-        return sizes if self._n_most and counted.n_tokens > self._n_most else parts
+        return sizes if self._n_ctx_seq_max and counted.n_tokens > self._n_ctx_seq_max else parts
 
     def _span(self, chunk: NativeChunk, start: int, nth: int) -> MediaSpan:
         linear = not self.mrope or chunk.is_audio or int(chunk.positions(0)[0, -1]) == chunk.n_tokens - 1 > 0
         return MediaSpan(start, chunk.n_tokens, chunk.n_pos, linear, chunk.id, nth, chunk.record, chunk)
 
     def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
-        """Return how many tokens `tokenize` would give."""
+        """Return the number of tokens that `tokenize` would return."""
         return len(self.tokenize(parts, add_special=add_special, parse_special=parse_special).tokens)
 
     def encode(self, chunks: Sequence[NativeChunk]) -> list[bytes]:
-        """Embeddings of as many of the first chunks as can be computed together, of one at least: each
-        [n_tokens, n_embd] 32-bit floats. Raises `InternalError`, and `InvalidRequest` where they are no numbers.
+        """Return the embeddings of the first chunks, as many as can be computed in one batch but at least one. Each has
+        32-bit floats, [n_tokens, n_embd]. Raises `InternalError`, and `InvalidRequest` if they are not finite.
 
-        Each call uses a new thread. OpenMP's compute threads belong to the calling thread. If there are more of
-        them than CPUs, those of a step no longer spin while they wait for each other (libgomp, GOMP_SPINCOUNT). It is
-        a daemon thread, since an executor would keep the process from ending while the library hangs.
+        Each call uses a new thread. OpenMP's compute threads belong to the calling thread; if there are more of them
+        than CPUs, those of a step no longer spin while they wait (libgomp, GOMP_SPINCOUNT). It is a daemon thread: an
+        executor would keep the process from ending while the library hangs.
         """
         encoding: Future[list[bytes]] = Future()
 
@@ -178,8 +182,8 @@ class Projector:
                 pointers = _fill(batch, context, chunks)
                 if not pointers or M.mtmd_batch_encode(batch) != 0:
                     raise InternalError(f"a medium can't be encoded: {reason(errors, 'the library gave no reason')}")
-                found = zip(pointers, chunks, strict=False)
-                return [self._embeddings(batch, pointer, chunk.n_tokens) for pointer, chunk in found]
+                encoded = zip(pointers, chunks, strict=False)
+                return [self._embeddings(batch, pointer, chunk.n_tokens) for pointer, chunk in encoded]
             finally:
                 M.mtmd_batch_free(batch)
 
@@ -187,13 +191,13 @@ class Projector:
         start = M.mtmd_batch_get_output_embd(batch, chunk)
         if not start:
             raise InternalError("the library has no embeddings for a medium")
-        found = ctypes.string_at(start, 4 * self.n_embd * n_tokens)
-        if not np.isfinite(np.frombuffer(found, np.float32)).all():  # in a cell they would spoil others' replies
+        embeddings = ctypes.string_at(start, 4 * self.n_embd * n_tokens)
+        if not np.isfinite(np.frombuffer(embeddings, np.float32)).all():  # in cells they would corrupt other replies
             raise InvalidRequest("a medium's embeddings are not numbers")
-        return found
+        return embeddings
 
     def close(self) -> None:
-        """Free it once no thread is inside. Idempotent."""
+        """Free the projector when no thread uses it. Idempotent."""
         with self._users:
             context, self._context = self._context, None
             self._users.wait_for(lambda: not self._n_users)
@@ -202,8 +206,8 @@ class Projector:
 
 
 def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) -> None:
-    """Check that the file is a projector whose output size is one of `sizes` (the library notices only after loading,
-    and keeps the memory). Raises `ModelFailed`.
+    """Raise `ModelFailed` unless the file is a projector whose output size is one of `sizes`. The library would notice
+    it only after loading, and leak the memory.
     """
     check_is_projector(name, path, header)
     if not any(sizes & set(tensor.shape) for tensor in header.tensors if not tensor.name.startswith(_ENCODERS)):
@@ -217,17 +221,19 @@ def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) 
 
 
 def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
-    """Check that the file is a projector with which the library does not end the process. Raises `ModelFailed`."""
-    if header.metadata.get("general.architecture") != "clip":
-        found = header.metadata.get("general.architecture", "nothing")
-        raise ModelFailed(name, f"mmproj {path} is no projector: its architecture is {found}, a projector's is clip")
+    """Raise `ModelFailed` unless the file is a projector with which the library does not abort."""
+    architecture = header.metadata.get("general.architecture", "nothing")
+    if architecture != "clip":
+        raise ModelFailed(
+            name, f"mmproj {path} is no projector: its architecture is {architecture}, a projector's is clip"
+        )
     if problem := _bad_value(header) or bad_tensor(header):
         raise ModelFailed(name, f"mmproj {path}: {problem}")
     try:
         why = _why_it_aborts(path.absolute(), path.stat().st_mtime_ns)
     except subprocess.TimeoutExpired:
         why = f"it is not done after {TRIAL_S:g} s"
-    except OSError:  # no process can be started, which is no fault of the file
+    except OSError:  # no process can be started, so nothing is known about the file
         why = ""
     if why:
         raise ModelFailed(
@@ -239,7 +245,9 @@ def check_is_projector(name: str, path: Path, header: GgufHeader) -> None:
 
 
 def _bad_value(header: GgufHeader) -> str:
-    """Return what would end the process while the library reads the file (only Linux has a trial), or computes."""
+    """Return the first value on which the library would abort while it computes, or, on systems without a trial, while
+    it reads the file; "" if there is none.
+    """
     for key, found in header.types.items():
         wanted = next((type_ for type_, keys in _VALUE_TYPES.items() if re.fullmatch(keys, key)), found)
         if found != wanted:
@@ -260,36 +268,36 @@ def _bad_value(header: GgufHeader) -> str:
             )
     rows = next((tensor.shape[-1] for tensor in header.tensors if tensor.name == "v.position_embd.weight"), 0)
     per_side = header.integer("clip.vision.image_size") // max(header.integer("clip.vision.patch_size"), 1)
-    n_places = per_side**2 + ("v.class_embd" in types)
+    n_positions = per_side**2 + ("v.class_embd" in types)
     kind = header.metadata.get("clip.projector_type") or header.metadata.get("clip.vision.projector_type")
-    if rows < n_places and kind in _LOOK_UP_PATCHES:
-        return f"v.position_embd.weight has {rows} rows, fewer than the image's {n_places} positions"
+    if rows < n_positions and kind in _LOOK_UP_PATCHES:
+        return f"v.position_embd.weight has {rows} rows, fewer than the image's {n_positions} positions"
     return ""
 
 
 @lru_cache(16)
 def _why_it_aborts(path: Path, _modified: int) -> str:
-    """Return why the library would end the process while it reads the file and builds the projector's graph, as it did
-    in a child; "" where it would not. Raises `subprocess.TimeoutExpired`.
+    """Return why the library aborts while it reads the file and builds the projector's graph, by a trial in a child
+    process; "" if it does not. Raises `subprocess.TimeoutExpired`.
 
-    What fits depends on the kind of projector (tools/mtmd/models has some fifty), so no check of values can tell.
+    Which sizes match depends on the kind of projector (tools/mtmd/models has about fifty), so values cannot be checked.
     """
     library = M._libmtmd
     if not can_measure():
         return ""
-    words = (library._name, _SYMBOL, str(ctypes.sizeof(M.mtmd_context_params)), path)
-    done = subprocess.run(  # noqa: S603 - this interpreter, a file of ours
-        [sys.executable, "-I", "-S", trial.__file__, *words],
+    arguments = (library._name, _SYMBOL, str(ctypes.sizeof(M.mtmd_context_params)), path)
+    done = subprocess.run(  # noqa: S603 - this interpreter with a file of this package
+        [sys.executable, "-I", "-S", trial.__file__, *arguments],
         env=public_environment() | {"GGML_NO_BACKTRACE": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         timeout=TRIAL_S,
         check=False,
     )
-    if -done.returncode not in _CRASHES:  # others are sent: SIGKILL when memory is short, SIGINT by Ctrl-C
+    if -done.returncode not in _CRASHES:  # other signals come from outside: SIGKILL if memory is short, SIGINT
         return ""
-    said = re.findall(r"GGML_ASSERT\(.*", done.stderr.decode("utf-8", "replace"))
-    return said[-1] if said else signal.Signals(-done.returncode).name
+    assertions = re.findall(r"GGML_ASSERT\(.*", done.stderr.decode("utf-8", "replace"))
+    return assertions[-1] if assertions else signal.Signals(-done.returncode).name
 
 
 def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Structure:
@@ -314,28 +322,29 @@ def projector_params(name: str, native: LoadParams, marker: str) -> ctypes.Struc
 
 
 def _opened(path: Path, model: int, params: ctypes.Structure) -> tuple[int | None, str]:
+    """Load a projector. Returns its native context, or None and the reason."""
     with collect_errors() as errors:
         context = M.mtmd_init_from_file(bytes(path), model, params)
     return context, _first_reason(errors, str(path))
 
 
 def _first_reason(errors: list[str], path: str) -> str:
-    """Return the first error without its origin: libmtmd logs the cause first, then that it gives up."""
-    words = (errors or ["the native library gave no reason"])[0].replace(f"failed to load model '{path}': ", "")
-    while (parts := words.partition(": "))[0].isidentifier() and parts[2]:
-        words = parts[2]
-    return words
+    """Return the first error without the names of functions: libmtmd logs the cause first, and general errors last."""
+    message = (errors or ["the native library gave no reason"])[0].replace(f"failed to load model '{path}': ", "")
+    while (parts := message.partition(": "))[0].isidentifier() and parts[2]:
+        message = parts[2]
+    return message
 
 
 def _fill(batch: int, context: int, chunks: Sequence[NativeChunk]) -> list[int]:
-    """Return the first chunks, which are in `batch` now."""
-    found: list[int] = []
+    """Add chunks to `batch` until it is full, or a chunk has another size. Returns the native pointers of the added."""
+    added_chunks: list[int] = []
     for chunk in chunks:
         pointer = chunk.preprocessed(context)
-        if M.mtmd_batch_add_chunk(batch, pointer) != 0:  # full, or of another size
-            return found
-        found.append(pointer)
-    return found
+        if M.mtmd_batch_add_chunk(batch, pointer) != 0:
+            break
+        added_chunks.append(pointer)
+    return added_chunks
 
 
 _SYMBOL = "_Z21mtmd_get_memory_usagePKc19mtmd_context_params"
@@ -343,7 +352,7 @@ _NODE_WORDS = 6  # color, parent, left, right; device and bytes
 
 
 def can_measure() -> bool:
-    """Return whether the library reports the memory of a projector: see `fit.can_tell`."""
+    """Return whether the library reports the memory of a projector, as `fit.reports_memory`."""
     return sys.platform == "linux" and hasattr(M._libmtmd, _SYMBOL)
 
 

@@ -1,5 +1,5 @@
-"""Run as a program: build the graph of a projector as a load does. Where sizes in the file do not fit each other, the
-library ends the process (GGML_ASSERT aborts). It imports only ctypes, which takes 20 ms.
+"""A program that builds the graph of a projector like a load. If sizes in the file do not match, the library ends the
+process (GGML_ASSERT aborts). It imports almost nothing, so it starts in 20 ms.
 """
 
 import ctypes
@@ -9,8 +9,8 @@ import sys
 
 
 def main(library: str, symbol: str, n_params: int, path: str) -> None:
-    """`library` is the path of libmtmd, `symbol` its ``mtmd_get_memory_usage``, `n_params` the bytes of its
-    parameters.
+    """Build the graph. `library`: path of libmtmd. `symbol`: name of its function ``mtmd_get_memory_usage``.
+    `n_params`: size of its parameters in bytes. `path`: file of the projector.
     """
 
     class Params(ctypes.Structure):

@@ -1,1 +1,1 @@
-"""Sampler chains of the library, one or several at a time."""
+"""Sampler chains of the library: of one sequence, of several in parallel, and in the compute graph."""

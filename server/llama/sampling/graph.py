@@ -1,8 +1,8 @@
-"""Sampler chains in the compute graph (``backend_sampling``): the library samples where the logits are.
+"""Sampler chains in the compute graph (``backend_sampling``): the device that has the logits samples.
 
-Attaching or detaching a chain makes the library plan its graph's memory again (llama-context.cpp, set_sampler), so
-it is done once per request. An attached chain cannot be used elsewhere: the library skips the parts in the graph,
-and aborts if it is attached twice. A sequence that changes its slot continues with a copy. Non-finite logits
+Attaching or detaching a chain makes the library plan its graph's memory again (llama-context.cpp, set_sampler), so it
+is done once per request. An attached chain cannot be used outside the graph: the library skips its parts in the graph,
+and aborts if the chain is attached twice. A sequence that changes its slot continues with a copy. Non-finite logits
 (`NotNumbers`) are detected by the probabilities after the chain.
 """
 
@@ -13,14 +13,14 @@ from contextlib import contextmanager
 
 from server.errors import InternalError, NotNumbers
 from server.llama.library import C, fast
-from server.llama.sampling.sampler import MOST_CANDIDATES, NativeSampler, new_chain
+from server.llama.sampling.sampler import MAX_CANDIDATES, NativeSampler, new_chain
 
 NO_TOKEN = -1  # LLAMA_TOKEN_NULL
-_MOST_BIASES = 64  # tokens that end a text, or are never said
+_MAX_BIASES = 64  # for ignored end tokens and suppressed tokens
 
 
 class GraphSampling:
-    """The graph samplers of one context. Used by its step thread."""
+    """The graph samplers of one context. Only its step thread may call it."""
 
     def __init__(self, open_context: Callable[[], int | None]) -> None:
         self._open_context = open_context
@@ -30,19 +30,19 @@ class GraphSampling:
         return sampler.seq >= 0
 
     def attach(self, seq: int, sampler: NativeSampler | None) -> None:
-        """Sample `seq` with `sampler` in the graph if possible; None: detach."""
-        now = self._attached.get(seq)
-        if now is sampler and (sampler is None or sampler.in_graph):
+        """Sample `seq` with `sampler` in the graph if possible. None: detach the current one."""
+        current = self._attached.get(seq)
+        if current is sampler and (sampler is None or sampler.in_graph):
             return
-        if now is not None:
-            self._detach(now)
-            now.renew()
+        if current is not None:
+            self._detach(current)
+            current.renew()
         if sampler is None or not sampler.in_graph:
             return
-        if sampler.seq >= 0:  # its sequence has got another slot
+        if sampler.seq >= 0:  # its sequence has moved to another slot
             self._detach(sampler)
             sampler.renew()
-        if not C.llama_set_sampler(self._open_context(), seq, sampler.chain):  # several devices share each layer
+        if not C.llama_set_sampler(self._open_context(), seq, sampler.chain):  # unsupported, as with split tensors
             sampler.in_graph = False
             return
         self._attached[seq] = sampler
@@ -56,12 +56,14 @@ class GraphSampling:
             C.llama_set_sampler(context, seq, None)
 
     def sample(self, output: int, sampler: NativeSampler) -> int:
-        """Return the token that the graph chose for the batch's token `output`, accepted. Raises `NotNumbers`."""
+        """Return the token that the graph sampled at the index `output` of the batch, and accept it. Raises
+        `NotNumbers`.
+        """
         context = self._open_context()
         token: int = C.llama_get_sampled_token_ith(context, output)
         probabilities = C.llama_get_sampled_probs_ith(context, output)
-        if token == NO_TOKEN:  # the device lacks an operation: the CPU runs the rest of the chain
-            sampler.in_graph = False  # from its next token on
+        if token == NO_TOKEN:  # the device lacks an operation, so the CPU runs the rest of the chain
+            sampler.in_graph = False  # for the next tokens
             logits = C.llama_get_sampled_logits_ith(context, output) or C.llama_get_logits_ith(context, output)
             if not logits or not math.isfinite(logits[0]):
                 raise NotNumbers
@@ -76,28 +78,29 @@ class GraphSampling:
 
 @contextmanager
 def largest_chains(model: int, params: ctypes.Structure, *, wanted: bool) -> Iterator[None]:
-    """Let a context of `model` with `params` be created with the largest chain for every sequence. Missing memory is
-    reported then; if a request's chain finds none, the library ends the process. Call `take_off` on a context that is
-    used later. Does nothing unless `wanted`.
+    """Make a context of `model` that is created with `params` reserve memory for the largest chain of every sequence.
+
+    If memory is short, creating the context fails; otherwise a request's chain could make the library abort. Call
+    `detach_all` before the context is used. Does nothing unless `wanted`.
     """
     if not wanted:
         yield
         return
     n_vocab = C.llama_vocab_n_tokens(C.llama_model_get_vocab(model))
-    biases = (C.llama_logit_bias * _MOST_BIASES)(*[(token % n_vocab, 0.5) for token in range(_MOST_BIASES)])
+    biases = (C.llama_logit_bias * _MAX_BIASES)(*[(token % n_vocab, 0.5) for token in range(_MAX_BIASES)])
     chains = [new_chain() for _ in range(params.n_seq_max)]
     for chain in chains:
         for member in (
-            C.llama_sampler_init_logit_bias(n_vocab, _MOST_BIASES, biases),
-            *(fast.sampler_init_top_k(MOST_CANDIDATES), fast.sampler_init_top_p(0.95, 0)),
+            C.llama_sampler_init_logit_bias(n_vocab, _MAX_BIASES, biases),
+            *(fast.sampler_init_top_k(MAX_CANDIDATES), fast.sampler_init_top_p(0.95, 0)),
             *(fast.sampler_init_min_p(0.05, 0), fast.sampler_init_temp_ext(0.8, 0.0, 1.0), fast.sampler_init_dist(0)),
         ):
             fast.sampler_chain_add(chain, member)
-    of_sequences = (C.llama_sampler_seq_config * len(chains))()
+    configs = (C.llama_sampler_seq_config * len(chains))()
     for seq, chain in enumerate(chains):
-        of_sequences[seq].seq_id = seq
-        of_sequences[seq].sampler = ctypes.cast(chain, ctypes.c_void_p)
-    params.samplers = of_sequences
+        configs[seq].seq_id = seq
+        configs[seq].sampler = ctypes.cast(chain, ctypes.c_void_p)
+    params.samplers = configs
     params.n_samplers = len(chains)
     try:
         yield
@@ -107,7 +110,7 @@ def largest_chains(model: int, params: ctypes.Structure, *, wanted: bool) -> Ite
             fast.sampler_free(chain)
 
 
-def take_off(context: int, n_seq: int) -> None:
-    """Remove the largest chains from the context: its sequences have their logits again."""
+def detach_all(context: int, n_seq: int) -> None:
+    """Detach the chains of all sequences from a context, which then outputs logits."""
     for seq in range(n_seq):
         C.llama_set_sampler(context, seq, None)

@@ -1,6 +1,6 @@
-"""One sequence's sampler chain, in llama-server's order and with its rules (llama.cpp common/sampling.cpp).
+"""The sampler chain of one sequence, with llama-server's order and rules (llama.cpp common/sampling.cpp).
 
-Parameters are checked before they cross into the library, which would abort or return garbage on some.
+Parameters are checked first, because the library aborts or returns garbage with some values.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _FLOATS, _INTS = (
 
 
 def check_sampling(params: SamplingParams, n_vocab: int) -> None:
-    """Raises `InvalidRequest` naming the field. The rules on penalties are llama.cpp's (common/sampling.cpp)."""
+    """Raise `InvalidRequest` with the name of the first invalid parameter."""
     for name in _FLOATS:
         value = getattr(params, name)
         if not math.isfinite(value) or abs(value) > _MAX_FLOAT:
@@ -54,15 +54,17 @@ def check_sampling(params: SamplingParams, n_vocab: int) -> None:
             raise InvalidRequest(f"the bias of token {token} must be a number below infinity", "logit_bias")
 
 
-_MIROSTAT_M = 100  # as llama-server
-_KEPT_DRY = 16
+_MIROSTAT_M = 100  # as in llama-server
+_CACHED_DRY = 16
 
 
 class NativeSampler:
-    """A native sampler chain; call `close`. ``seed`` is the seed in use, also if it was random. ``remembers``:
-    accepting a token changes later samples. ``lowered``: None in general; otherwise the chain is greedy except for
-    these tokens, whose logits it lowers first. ``in_graph``: the whole chain can run in the graph; it does for the
-    sequence ``seq`` unless that is -1, and ``on_close`` detaches it. ``n_biases``: of logits, which it adds first.
+    """A native sampler chain, which must be closed.
+
+    ``seed``: the seed in use, also if it was random. ``remembers``: whether accepting a token changes later samples.
+    ``lowered``: for a greedy chain, the tokens whose logits it lowers first; otherwise None. ``in_graph``: whether the
+    chain can run in the graph. It runs for the sequence ``seq`` unless that is -1, and ``on_close`` detaches it.
+    ``n_biases``: the number of logit biases, which the chain adds first.
     """
 
     n_biases = 0
@@ -91,13 +93,13 @@ class NativeSampler:
         return [C.llama_sampler_chain_get(self.chain, i) for i in range(C.llama_sampler_chain_n(self.chain))]
 
     def renew(self) -> None:
-        """Replace the chain by a copy."""
+        """Replace the chain by a copy, which was never attached to a graph."""
         chain = self.chain
         self._chain = C.llama_sampler_clone(chain)
         fast.sampler_free(chain)
 
     def close(self) -> None:
-        """Free the chain; once is enough."""
+        """Free the chain. Idempotent."""
         if self.on_close is not None:
             self.on_close(self)
         chain, self._chain = self._chain, None
@@ -109,24 +111,24 @@ class NativeSampler:
 
 
 class SamplerFactory:
-    """Builds the chains of one context. Used by its step thread alone."""
+    """Builds the chains of one context. Only its step thread may call it."""
 
     def __init__(self, vocab: LlamaVocab, n_ctx: int) -> None:
         self._vocab = vocab
         self._n_ctx = n_ctx
-        # DRY reads the whole vocabulary once for each breaker (0.1 s and more): that is done once, then copied
-        self._dry = lru_cache(_KEPT_DRY)(self._new_dry)
+        # DRY reads the whole vocabulary for each breaker (0.1 s and more), so samplers are cached and copied
+        self._dry = lru_cache(_CACHED_DRY)(self._new_dry)
 
     def build(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
-        """Return a chain that has seen `prompt`. Raises `InvalidRequest` for parameters that cannot be."""
+        """Return a chain that has accepted `prompt`. Raises `InvalidRequest` for invalid parameters."""
         check_sampling(params, self._vocab.n_tokens)
-        if "infill" in params.samplers and self._vocab.eot == self._vocab.eos == -1:  # else the library aborts
+        if "infill" in params.samplers and self._vocab.eot == self._vocab.eos == -1:  # the library would abort
             raise InvalidRequest("the sampler 'infill' needs a model with an end token", "samplers")
         seed = secrets.randbelow(RANDOM_SEED) if params.seed == RANDOM_SEED else params.seed
         n_penalized, n_dry = self._windows(params)
         remembers = bool(n_penalized or n_dry or (params.mirostat == 0 and "adaptive_p" in params.samplers))
         biases = self._biases(params)
-        greedy = not remembers and _takes_the_highest(params) and all(bias <= 0.0 for _, bias in biases)
+        greedy = not remembers and _is_greedy(params) and all(bias <= 0.0 for _, bias in biases)
         lowered = frozenset(token for token, _ in biases) if greedy else None
         in_graph = not remembers and _fits_a_graph(params, self._vocab.n_tokens)
         sampler = NativeSampler(new_chain(), seed, remembers, lowered, in_graph=in_graph)
@@ -140,11 +142,11 @@ class SamplerFactory:
         return sampler
 
     def close(self) -> None:
-        """Free the kept prototypes."""
+        """Free the cached DRY samplers."""
         self._dry.cache_clear()
 
     def _windows(self, params: SamplingParams) -> tuple[int, int]:
-        """Return how many tokens the penalties and DRY look back; 0 = off. -1 in a request is the context."""
+        """Return the last tokens that penalties and DRY consider; 0 = off. -1 in a request is the whole context."""
         if params.mirostat:
             return 0, 0
         neutral = params.repeat_penalty == 1.0 and not params.presence_penalty and not params.frequency_penalty
@@ -156,6 +158,7 @@ class SamplerFactory:
         return self._n_ctx if last_n < 0 else min(last_n, self._n_ctx)
 
     def _members(self, params: SamplingParams, seed: int, biases: list[tuple[int, float]]) -> Iterator[int]:
+        """Yield the native samplers of a chain, in order."""
         if biases:
             array = (C.llama_logit_bias * len(biases))(*biases)
             yield C.llama_sampler_init_logit_bias(self._vocab.n_tokens, len(biases), array)
@@ -191,8 +194,8 @@ class SamplerFactory:
                 case "temperature":
                     dynamic = params.dynatemp_range, params.dynatemp_exponent
                     yield fast.sampler_init_temp_ext(params.temperature, *dynamic)
-                case "infill":  # compares each candidate with each: a whole vocabulary would take minutes
-                    yield fast.sampler_init_top_k(MOST_CANDIDATES)
+                case "infill":  # it compares all pairs of candidates, which would take minutes for a vocabulary
+                    yield fast.sampler_init_top_k(MAX_CANDIDATES)
                     yield C.llama_sampler_init_infill(self._vocab.pointer)
         if "adaptive_p" in params.samplers:
             yield fast.sampler_init_adaptive_p(params.adaptive_target, params.adaptive_decay, seed)
@@ -208,14 +211,14 @@ class SamplerFactory:
 
     def _dry_clone(self, p: SamplingParams) -> int:
         window = self._window(p.dry_penalty_last_n)
-        kept = self._dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, p.dry_sequence_breakers)
-        clone: int = C.llama_sampler_clone(kept.chain)
+        cached = self._dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, p.dry_sequence_breakers)
+        clone: int = C.llama_sampler_clone(cached.chain)
         return clone
 
     def _new_dry(
         self, multiplier: float, base: float, allowed_length: int, window: int, breakers: Sequence[str]
     ) -> NativeSampler:
-        for text in breakers if self._vocab.unspelled else ():  # the library tokenizes parts of them
+        for text in breakers if self._vocab.missing_bytes else ():  # the library tokenizes parts of the text
             if not text.isascii():
                 raise InvalidRequest("the model's vocabulary cannot spell every text", "dry_sequence_breakers")
             self._vocab.tokenize(text, add_special=False, parse_special=False)
@@ -224,40 +227,42 @@ class SamplerFactory:
         return NativeSampler(C.llama_sampler_init_dry(self._vocab.pointer, *limits, texts, len(breakers)), 0, True)
 
 
-def _takes_the_highest(p: SamplingParams) -> bool:
-    """Return whether the chain, apart from biases and penalties, is greedy: no sampler drops the highest logit."""
+def _is_greedy(p: SamplingParams) -> bool:
+    """Return whether a chain without biases and penalties selects the highest logit."""
     members = p.samplers
-    certain = p.mirostat == 0 and "temperature" in members and p.temperature <= 0.0 and p.dynatemp_range <= 0.0
-    drops = ("xtc" in members and p.xtc_probability > 0.0) or ("typ_p" in members and p.typical_p < 1.0)
-    return certain and not drops and "infill" not in members and "adaptive_p" not in members
+    no_random = p.mirostat == 0 and "temperature" in members and p.temperature <= 0.0 and p.dynatemp_range <= 0.0
+    may_drop = ("xtc" in members and p.xtc_probability > 0.0) or ("typ_p" in members and p.typical_p < 1.0)
+    return no_random and not may_drop and "infill" not in members and "adaptive_p" not in members
 
 
 _IN_GRAPH = ("top_k", "top_p", "min_p", "temperature")
-_LEAST_TEMPERATURE, _MOST_MIN_P = 0.01, 0.9
-MOST_CANDIDATES = 256
-"""Tokens of which the graph may draw, and that the sampler infill considers."""
+_MIN_TEMPERATURE, _MAX_MIN_P = 0.01, 0.9
+MAX_CANDIDATES = 256
+"""Candidates of a random draw in the graph, and of the sampler infill."""
 
 
 def _fits_a_graph(p: SamplingParams, n_vocab: int) -> bool:
-    """Return whether the library computes the same in a graph as the whole chain, without penalties, on the CPU.
+    """Return whether the graph gives the same tokens as the chain, without penalties, on the CPU.
 
-    Not typical-p, XTC, top-n-sigma, adaptive-p, mirostat and infill, which have no graph form (llama-sampler.cpp,
-    backend_apply), nor min_keep; nor values and orders on which the library would abort or leave no candidate: top_k
-    above the vocabulary, min_p of all. Nor draws from many candidates: the library adds probabilities in 32 bits,
-    and a draw above that sum takes the last candidate; nor top-p over many, whose graph needs more memory than
-    reserved (`graph.largest_chains`).
+    It does not with:
+    - typical-p, XTC, top-n-sigma, adaptive-p, mirostat, infill and min_keep, which have no graph form
+      (llama-sampler.cpp, backend_apply)
+    - values and orders on which the library aborts or drops all candidates: top_k above the vocabulary, a high min_p
+    - random draws from many candidates: the library adds their probabilities in 32 bits, and a draw above the sum
+      selects the last candidate
+    - top-p of many candidates, whose graph needs more memory than is reserved (`graph.largest_chains`)
     """
     members = [name for name in p.samplers if name in _IN_GRAPH]
     in_order = members == [name for name in _IN_GRAPH if name in members]
     off = {"typ_p": p.typical_p >= 1.0, "xtc": p.xtc_probability <= 0.0, "top_n_sigma": p.top_n_sigma <= 0.0}
     others = all(off.get(name, name in ("penalties", "dry")) for name in p.samplers if name not in _IN_GRAPH)
     plain = p.mirostat == 0 and not p.min_keep and not p.logit_bias and p.dynatemp_range <= 0.0
-    narrow = p.top_k <= n_vocab and p.min_p <= _MOST_MIN_P
+    in_range = p.top_k <= n_vocab and p.min_p <= _MAX_MIN_P
     greedy = "temperature" in members and p.temperature <= 0.0
-    sorted_out = "top_p" in members and p.top_p < 1.0
-    few = (greedy and not sorted_out) or ("top_k" in members and 0 < p.top_k <= MOST_CANDIDATES)
-    warm = p.temperature <= 0.0 or p.temperature >= _LEAST_TEMPERATURE
-    return in_order and others and plain and narrow and few and warm
+    uses_top_p = "top_p" in members and p.top_p < 1.0
+    few = (greedy and not uses_top_p) or ("top_k" in members and 0 < p.top_k <= MAX_CANDIDATES)
+    finite = p.temperature <= 0.0 or p.temperature >= _MIN_TEMPERATURE
+    return in_order and others and plain and in_range and few and finite
 
 
 _CHAIN_PARAMS = C.llama_sampler_chain_default_params()

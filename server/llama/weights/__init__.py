@@ -1,1 +1,1 @@
-"""Loaded weights: a model's, its draft model's, LoRA adapters, control vectors, and the placement of tensors."""
+"""Loaded weights of a model and its draft model, LoRA adapters, control vectors, and the placement of tensors."""

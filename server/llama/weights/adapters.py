@@ -1,7 +1,7 @@
 """LoRA adapters: checked against the model's tensors, then loaded.
 
-The library reports most mistakes in its log. It aborts on a metadata value of an unexpected type, and in the
-first decode on shapes that do not multiply (llama-adapter.cpp; llama-graph.cpp, build_lora_mm). Those are checked
+The library reports most mistakes in its log. It aborts on a metadata value of another type than expected, and in the
+first decode on shapes that cannot be multiplied (llama-adapter.cpp; llama-graph.cpp, build_lora_mm). Those are checked
 here.
 """
 
@@ -32,9 +32,9 @@ _TYPES = {
     _ALPHA: "f32",
     _INVOCATION: "[u32]",
 }
-_LOOKED_UP = "token_embd.weight"  # its rows are picked, so a and b change places
-_OUTPUT = "output.weight"  # a decoder without it multiplies with the embedding, which aborts on the changed places
-_UNUSED = "_norm.weight"  # llama.cpp leaves them out
+_LOOKED_UP = "token_embd.weight"  # its rows are looked up, so A and B are exchanged
+_OUTPUT = "output.weight"  # a decoder without it multiplies with the token embeddings, and aborts on exchanged tensors
+_UNUSED = "_norm.weight"  # llama.cpp ignores them
 
 
 class LoadedAdapters:
@@ -47,10 +47,10 @@ class LoadedAdapters:
         self._loaded: dict[int, tuple[Adapter, ctypes._Pointer[ctypes.c_void_p]]] = {}  # with the library's pointers
         self._used: dict[int, Adapters] = {}  # by context
         try:
-            for place, file in enumerate(params.lora):
+            for i, file in enumerate(params.lora):
                 scale = 0.0 if params.lora_init_without_apply else file.scale
-                self.load(Adapter(place if file.id is None else file.id, str(file.path), scale, name=file.name))
-        except BaseException:  # another entry may keep the native model
+                self.load(Adapter(i if file.id is None else file.id, str(file.path), scale, name=file.name))
+        except BaseException:  # the native model may be shared, so closing it would not free the adapters
             self.close()
             raise
 
@@ -59,8 +59,9 @@ class LoadedAdapters:
         return tuple(adapter for adapter, _ in self._loaded.values())
 
     def load(self, wanted: Adapter) -> Adapter:
-        """Load the file of an adapter, of which `wanted` has the id, path, scale and name; return all of it. Nothing is
-        done for an id that is loaded. Blocks. Raises `ModelFailed` that names the file, and `Unavailable`.
+        """Load the file of an adapter, unless its id is loaded. Returns `wanted` with the metadata of the file.
+
+        Blocks. Raises `ModelFailed` that names the file, and `Unavailable`.
         """
         if wanted.id in self._loaded:
             return self._loaded[wanted.id][0]
@@ -80,23 +81,23 @@ class LoadedAdapters:
             pointer = C.llama_adapter_lora_init(self._native.pointer, os.fsencode(path))
         if not pointer:
             raise ModelFailed(self._name, f"{path}: {reason(errors, 'the library gave no reason')}")
-        self._loaded = {**self._loaded, wanted.id: (adapter, pointer)}  # other threads iterate over the old one
+        self._loaded = {**self._loaded, wanted.id: (adapter, pointer)}  # a new dict, as other threads may iterate
         return adapter
 
     def free(self, id_: int) -> None:
-        """Free an adapter if it is loaded, after resetting contexts that use it. Blocks. Raises `Unavailable`."""
+        """Free an adapter if it is loaded, after removing it from contexts. Blocks. Raises `Unavailable`."""
         with self._native.paused():
-            found = self._loaded.get(id_)
-            if found is None:
+            loaded = self._loaded.get(id_)
+            if loaded is None:
                 return
             self._loaded = {other: each for other, each in self._loaded.items() if other != id_}
             for context, adapters in self._used.items():
                 if id_ in dict(adapters):
                     self.use(context, ())
-            C.llama_adapter_lora_free(found[1])
+            C.llama_adapter_lora_free(loaded[1])
 
     def use(self, context: int, adapters: Adapters) -> None:
-        """Make `context`, which must not decode meanwhile, compute with this LoRA set. Raises `InternalError`."""
+        """Set the LoRA set of `context`, which must not decode meanwhile. Raises `InternalError`."""
         if self._used.get(context, ()) == adapters:
             return
         n = len(adapters)
@@ -107,18 +108,20 @@ class LoadedAdapters:
         self._used[context] = adapters
 
     def close(self) -> None:
-        """Free all adapters, after the contexts of this entry: those of others may go on."""
+        """Free all adapters. The contexts of this model must be closed; those of others may still decode."""
         self._used.clear()
         for id_ in list(self._loaded):
             self.free(id_)
 
     def forget(self, context: int) -> None:
-        """Forget a context that is freed."""
+        """Forget a context before it is freed."""
         self._used.pop(context, None)
 
 
 def adapter_problem(spec: ModelSpec) -> str:
-    """Return why a configured adapter cannot be used, by the headers; "" if all can, or if the model is broken."""
+    """Return why the first unusable adapter in `spec` is rejected, by the headers of the files; "" if there is none, or
+    if the model's file is broken.
+    """
     try:
         files = check_files(spec.id, spec.path, spec.native.metadata_overrides)
     except ModelFailed:
@@ -146,14 +149,14 @@ def adapter_header(name: str, files: ModelFiles, path: Path) -> GgufHeader:
 
 
 def _read_ahead(path: Path) -> None:
-    """Read the file, so that no step waits for the disk while the library reads it."""
+    """Read the file into the page cache: decodes are paused while the library reads it."""
     with path.open("rb", buffering=0) as file:
         while file.read(1 << 20):
             pass
 
 
 def _problem(header: GgufHeader, architecture: str, shapes: Mapping[str, TensorShape], n_vocab: int) -> str:
-    """Return why the library cannot take this adapter for this model; "" when it can."""
+    """Return why the library cannot use this adapter with this model; "" if it can."""
     for key, wanted in _TYPES.items():
         found = header.types.get(key, wanted)
         if found != wanted:
@@ -199,7 +202,7 @@ def _tensor_problem(header: GgufHeader, shapes: Mapping[str, TensorShape]) -> st
 
 
 def _multiplies(stem: str, base: TensorShape, a: TensorShape, b: TensorShape) -> bool:
-    """Return whether b * a has the shape of `base`; GGUF names the row's length first."""
+    """Return whether b * a has the shape of `base`. Shapes are in GGUF's order, with the row length first."""
     if stem.endswith(_LOOKED_UP):
         return (base[0], base[1], a[0]) == (b[1], a[1], b[0]) and a[2:] == b[2:] == base[2:]
     return (base[0], base[1], a[1]) == (a[0], b[1], b[0]) and a[2:] == b[2:] == base[2:]

@@ -1,5 +1,5 @@
-"""Control vectors: a direction per layer, added to the layer's output (llama.cpp common/common.cpp,
-common_control_vector_load). Several are scaled and summed; layer 0 has none by definition of the format.
+"""Control vectors: a direction per layer, which is added to the layer's output (llama.cpp common/common.cpp,
+common_control_vector_load). Several are scaled and summed. In this format layer 0 has no direction.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _DIRECTION = re.compile(r"direction\.([1-9]\d{0,4})")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlVector:
-    """``rows[i]`` is the direction of layer i + 1, used in layers ``first`` to ``last``."""
+    """``rows[i]`` is the direction of layer i + 1. It applies to layers ``first`` to ``last``."""
 
     rows: Floats
     first: int
@@ -30,7 +30,7 @@ class ControlVector:
     fingerprint: str  # of the files, their scales and the layers
 
     def apply(self, context: int, model: str) -> None:
-        """Make `context` compute with it. Raises `ModelFailed` when the library refuses it."""
+        """Set it in `context`. Raises `ModelFailed` if the library rejects it."""
         n_embd = self.rows.shape[1]
         data = self.rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         with collect_errors() as errors:
@@ -40,7 +40,7 @@ class ControlVector:
 
 
 def read_control_vectors(name: str, native: LoadParams, n_embd: int, n_layer: int) -> ControlVector | None:
-    """Return the sum of ``native.control_vectors``, None without any. Raises `ModelFailed` that names the file."""
+    """Return the sum of ``native.control_vectors``; None without any. Raises `ModelFailed` that names the file."""
     if not native.control_vectors:
         return None
     first, last = native.control_vector_layer_range or (0, 0)
@@ -58,6 +58,7 @@ def read_control_vectors(name: str, native: LoadParams, n_embd: int, n_layer: in
 
 
 def _add(rows: Floats, name: str, file: ScaledFile, header: GgufHeader) -> None:
+    """Add the scaled directions of a file to `rows`. Raises `ModelFailed` that names the file."""
     n_layer, n_embd = rows.shape
     if not header.tensors:
         raise ModelFailed(name, f"{file.path}: is no control vector, it has no tensors")
@@ -70,6 +71,6 @@ def _add(rows: Floats, name: str, file: ScaledFile, header: GgufHeader) -> None:
         if tensor.shape[0] != n_embd:
             raise ModelFailed(name, f"{file.path}: '{tensor.name}' has {tensor.shape[0]} numbers, the model {n_embd}")
         layer = int(match[1])
-        if layer <= n_layer:  # others have no effect
+        if layer <= n_layer:  # directions of missing layers are ignored
             content = np.fromfile(file.path, "<f4", n_embd, offset=tensor.end - 4 * n_embd)
             rows[layer - 1] += content * np.float32(file.scale)

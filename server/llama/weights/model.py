@@ -1,4 +1,4 @@
-"""Loaded weights of a model and of its draft model: the facts of their files, and new contexts over them."""
+"""Loaded weights of a model and of its draft model: the facts of their files, and new contexts."""
 
 import ctypes
 import threading
@@ -28,7 +28,7 @@ from server.llama.files.model_file import fingerprint
 from server.llama.fit import adapters, count_context, with_shared
 from server.llama.library import C, collect_errors, fast, new_context, reason
 from server.llama.media.projector import Projector, projector_memory
-from server.llama.sampling.graph import largest_chains, take_off
+from server.llama.sampling.graph import detach_all, largest_chains
 from server.llama.threads import ComputeThreads, thread_pools
 from server.llama.vocab import LlamaVocab
 from server.llama.weights.adapters import LoadedAdapters
@@ -37,23 +37,23 @@ from server.llama.weights.native import NativeModel
 from server.pool.memory import Footprint, added
 from server.pool.spec import DraftFile, ModelSpec
 
-MOST_DIFFERENT = 128  # tokens that one vocabulary may have more (llama.cpp common/speculative.cpp)
-_FIRST_COMPARED = 5  # the ids before are special tokens, which are spelled differently (ibid.)
+MAX_VOCAB_DIFFERENCE = 128  # tokens that one vocabulary may have more (llama.cpp common/speculative.cpp)
+_FIRST_COMPARED = 5  # lower ids are special tokens, whose texts differ (ibid.)
 
 
 class DraftWeights:
-    """One native model, shared by the draft contexts of a model's instances. Close it after them."""
+    """A native draft model, shared by the draft contexts of a model's instances. Close it after them."""
 
     def __init__(self, model: int, name: str, file: DraftFile, target: int) -> None:
-        """Check it against the native `target` model. Raises `ModelFailed` if it cannot draft for it."""
+        """Take over the native `model`. Raises `ModelFailed` if it cannot draft for the native model `target`."""
         self._model = model
         self._name = name
         self._file = file
         self._n_vocab, self._n_vocab_target = (
             C.llama_vocab_n_tokens(C.llama_model_get_vocab(each)) for each in (model, target)
         )
-        self.taken: list[Footprint] = []  # of each context
-        if problem := _unfit(model) or _different(target, model):
+        self.footprints: list[Footprint] = []  # of each context
+        if problem := _model_problem(model) or _vocab_problem(target, model):
             raise ModelFailed(name, f"draft_model {file.path}: {problem}")
 
     def runner(self, n_ctx: int) -> LlamaDraftRunner:
@@ -62,7 +62,7 @@ class DraftWeights:
         name = f"{self._name}, draft_model"
         params = context_params(name, replace(native, n_ctx=n_ctx))
         context = new_context(model, params, name, f"no context of n_ctx {params.n_ctx}")
-        count_context(self.taken, context, native)
+        count_context(self.footprints, context, native)
         info = runner_info(context, model, params, native)
         runner = LlamaDraftRunner(context, info, self._n_vocab, self._n_vocab_target)
         runner.pools = thread_pools(native, params)
@@ -73,8 +73,8 @@ class DraftWeights:
         C.llama_model_free(self._model)
 
 
-def _unfit(draft: int) -> str:
-    """Return why this model cannot be a draft model; "" if it can."""
+def _model_problem(draft: int) -> str:
+    """Return why a model cannot be a draft model; "" if it can."""
     if C.llama_model_has_encoder(draft) or not C.llama_model_has_decoder(draft):
         return "only a decoder model can draft"
     if C.llama_model_is_recurrent(draft) or C.llama_model_is_hybrid(draft):
@@ -82,8 +82,8 @@ def _unfit(draft: int) -> str:
     return ""
 
 
-def _different(target: int, draft: int) -> str:
-    """Return how the vocabularies differ; "" if token ids mean the same (common_speculative_are_compatible)."""
+def _vocab_problem(target: int, draft: int) -> str:
+    """Return how the vocabularies differ; "" if token ids are compatible (common_speculative_are_compatible)."""
     ours, theirs = C.llama_model_get_vocab(target), C.llama_model_get_vocab(draft)
     facts = [
         {
@@ -97,8 +97,8 @@ def _different(target: int, draft: int) -> str:
         if facts[1][name] != value:
             return f"the {name} of its vocabulary is {facts[1][name]}, the model's {value}"
     n_ours, n_theirs = C.llama_vocab_n_tokens(ours), C.llama_vocab_n_tokens(theirs)
-    if abs(n_ours - n_theirs) > MOST_DIFFERENT:
-        return f"its vocabulary has {n_theirs} tokens, the model's {n_ours}; they may differ by {MOST_DIFFERENT}"
+    if abs(n_ours - n_theirs) > MAX_VOCAB_DIFFERENCE:
+        return f"its vocabulary has {n_theirs} tokens, the model's {n_ours}; they may differ by {MAX_VOCAB_DIFFERENCE}"
     for token in range(_FIRST_COMPARED, min(n_ours, n_theirs)):
         own, other = fast.vocab_get_text(ours, token), fast.vocab_get_text(theirs, token)
         if own != other:
@@ -107,7 +107,7 @@ def _different(target: int, draft: int) -> str:
 
 
 class LlamaWeights:
-    """`server.pool.protocols.Weights`: one native model, shared by the contexts that `runner` makes."""
+    """`server.pool.protocols.Weights`: a native model and its contexts."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class LlamaWeights:
         draft: DraftWeights | None = None,
         projector: Projector | None = None,
     ) -> None:
-        """`release` is called at the end. `projector`: another load's, which outlives this one's contexts."""
+        """`release`: called by `close`. `projector`: that of another load, which is closed after these contexts."""
         model, files = native.pointer, native.files
         if C.llama_model_has_encoder(model) and C.llama_model_has_decoder(model):
             reason = "the model is an encoder and a decoder: such can't be served (nor can they by llama-server)"
@@ -129,12 +129,12 @@ class LlamaWeights:
         self._spec = spec
         self._draft = draft
         self._lock = threading.Lock()
-        self._taken: list[Footprint] = []  # of each context
+        self._footprints: list[Footprint] = []  # of each context
         self._runners: set[LlamaRunner | LlamaEmbeddingRunner] = set()
         n_embd, n_layer = C.llama_model_n_embd(model), C.llama_model_n_layer(model)
         self._control = read_control_vectors(spec.id, spec.native, n_embd, n_layer)
         self.vocab = LlamaVocab(model)
-        # Without a template the library names a built-in one for some models (src/llama-model.cpp).
+        # For some models without a template, the library returns the name of a built-in one (src/llama-model.cpp).
         template = (C.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
         self.info = replace(
             describe(spec, files, template),
@@ -150,7 +150,7 @@ class LlamaWeights:
         self._adapters = LoadedAdapters(native, spec.id, spec.native)
         try:
             self.media, self._owns_media = projector, projector is None
-            if spec.mmproj is not None and self.vocab.unspelled:  # libmtmd tokenizes the text beside media itself
+            if spec.mmproj is not None and self.vocab.missing_bytes:  # libmtmd tokenizes text without this check
                 raise ModelFailed(spec.id, "its vocabulary cannot spell every text, so it takes no mmproj")
             if projector is None and spec.mmproj is not None:
                 self.media = Projector(spec.id, spec.mmproj, model, spec.native)
@@ -168,7 +168,7 @@ class LlamaWeights:
             return self._native
 
     def runner(self) -> LlamaRunner:
-        """Return a new context; blocking. Raises `ModelFailed` when the settings or the memory do not allow it."""
+        """Return a new context that generates. Blocks. Raises `ModelFailed`, also if memory is short."""
         native, spec = self._open(), self._spec
         with native.making:
             model = native.pointer
@@ -177,9 +177,9 @@ class LlamaWeights:
             with largest_chains(model, params, wanted=samples):
                 context = new_context(model, params, spec.id, f"no context of n_ctx {params.n_ctx}")
                 if samples:
-                    take_off(context, params.n_seq_max)
+                    detach_all(context, params.n_seq_max)
             try:
-                runner = self._wrap(context, model, params)
+                runner = self._new_runner(context, model, params)
             except BaseException:
                 C.llama_free(context)
                 raise
@@ -196,25 +196,26 @@ class LlamaWeights:
             self._runners.add(runner)
 
     def footprint(self) -> Footprint:
-        """Return the footprint of the weights, the contexts created so far, the draft model and the projector."""
-        own = with_shared(added(self._taken))
-        drafts = self._draft.taken if self._draft is not None else []
+        """Return the footprint of the weights, all contexts created until now, the draft model and the projector."""
+        own = with_shared(added(self._footprints))
+        drafts = self._draft.footprints if self._draft is not None else []
         return added([own, adapters(self._spec.native, own), *drafts, self._media_memory])
 
-    def _wrap(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
+    def _new_runner(self, context: int, model: int, params: ctypes.Structure) -> LlamaRunner:
+        """Prepare a new native context, and return its runner. Raises `ModelFailed`."""
         spec, native = self._spec, self._spec.native
         if not C.llama_get_memory(context):
             raise ModelFailed(spec.id, "the model keeps no memory of its context, so it cannot generate text")
-        self._count(context)
+        self._add_context(context)
         info = runner_info(context, model, params, native)
         evaluation_s = evaluation_tokens = copy_s = 0.0
         if native.warmup:
-            # libgomp keeps a team of compute threads for each thread that ever decoded, and stops spinning when
-            # teams outnumber the cores: a step of 13.8 ms becomes one of 17.4. So this team ends with its thread.
-            with ThreadPoolExecutor(1, "warm-up") as once:
-                once.submit(_warm_up, spec.id, context, self.vocab, on_device=info.deferred).result()
+            # In a thread that ends: libgomp keeps compute threads for each thread that has decoded. If there are more
+            # than cores, they no longer spin while they wait, and a step of 13.8 ms takes 17.4 ms.
+            with ThreadPoolExecutor(1, "warm-up") as executor:
+                executor.submit(_warm_up, spec.id, context, self.vocab, on_device=info.deferred).result()
                 if not info.unified:
-                    costs = once.submit(measure, context, info.n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0))
+                    costs = executor.submit(measure, context, info.n_seq, self.vocab.n_tokens, max(self.vocab.bos, 0))
                     evaluation_s, evaluation_tokens, copy_s = costs.result()
         if self.media is not None:
             self.media.serves(info.n_ctx_seq)
@@ -236,7 +237,7 @@ class LlamaWeights:
             stateful=stateful(model),
             threads=ComputeThreads(params.n_threads, params.n_threads_batch),
             adapters=self._adapters,
-            # padding is truncated again, and MTP heads would read it
+            # padding must be truncated afterwards, and MTP heads would decode it
             evaluation_tokens=evaluation_tokens if info.can_cut and heads is None else 0.0,
         )
 
@@ -244,32 +245,33 @@ class LlamaWeights:
         """Return the model's MTP heads for the context `target`. Raises `ModelFailed`."""
         params = heads_params(model, self._spec, target)
         context = new_context(model, params, self._spec.id, "no context of its MTP heads")
-        count_context(self._taken, context, self._spec.native)
+        count_context(self._footprints, context, self._spec.native)
         info = replace(info, n_batch=C.llama_n_batch(context), n_rollback=0, n_more_outputs=0)
         heads = LlamaMtpHeads(target, context, info, self.vocab.n_tokens, C.llama_model_n_embd_out(model))
         heads.pools = thread_pools(self._spec.native, params)
         return heads
 
-    def _count(self, context: int) -> None:
-        count_context(self._taken, context, self._spec.native)
+    def _add_context(self, context: int) -> None:
+        """Count the memory of a new context, and set the control vector in it."""
+        count_context(self._footprints, context, self._spec.native)
         if self._control is not None:
             self._control.apply(context, self._spec.id)
 
     def embedding_runner(self) -> LlamaEmbeddingRunner:
-        """Return a context that embeds, like `runner`."""
+        """Return a new context that embeds. Blocks. Raises `ModelFailed` like `runner`."""
         native = self._open()
         with native.making:
             model, spec = native.pointer, self._spec
             params = embedding_params(model, spec.id, native.files.header, spec.native)
             context = new_context(model, params, spec.id, "no context that embeds")
             try:
-                self._count(context)
-                self._adapters.use(context, default_set(self._adapters.all))  # the scales of the configuration
+                self._add_context(context)
+                self._adapters.use(context, default_set(self._adapters.all))  # with the configured scales
                 info = embedder_info(context, model, spec.native)
                 runner = LlamaEmbeddingRunner(context, self.vocab, info, self.media)
                 if spec.native.warmup:
-                    with ThreadPoolExecutor(1, "warm-up") as once:  # see `_wrap`: its threads end with it
-                        once.submit(runner.embed, [[max(self.vocab.bos, 0)]]).result()
+                    with ThreadPoolExecutor(1, "warm-up") as executor:  # in a thread that ends: see `_new_runner`
+                        executor.submit(runner.embed, [[max(self.vocab.bos, 0)]]).result()
             except BaseException as error:
                 C.llama_free(context)
                 if isinstance(error, InternalError):
@@ -287,7 +289,7 @@ class LlamaWeights:
             self._runners.discard(runner)
 
     def close(self) -> None:
-        """Free the weights. Raises `InternalError` while a context is open; once is enough."""
+        """Free the weights. Idempotent. Raises `InternalError` if a context is open."""
         with self._lock:
             if self._runners:
                 raise InternalError(f"model '{self._spec.id}' still has {len(self._runners)} open contexts")
@@ -303,12 +305,13 @@ class LlamaWeights:
 
 
 def _warm_up(name: str, context: int, vocab: LlamaVocab, *, on_device: bool) -> None:
-    """Decode an empty batch, as llama-server does: it pages in the weights and builds the graph
-    (common_init_from_params). Then decode a micro-batch `on_device`, whose kernels for it are other ones.
+    """Decode BOS and EOS like llama-server (common_init_from_params), which pages in the weights and builds the graph.
+
+    If `on_device`, also decode a full ubatch, for which a device has other kernels. Raises `ModelFailed`.
     """
     tokens = [token for token in (vocab.bos, vocab.eos) if token != -1] or [0]
-    whole = min(C.llama_n_ubatch(context), C.llama_n_ctx_seq(context))
-    for n in (min(len(tokens), whole), whole)[: 1 + on_device]:
+    n_full = min(C.llama_n_ubatch(context), C.llama_n_ctx_seq(context))
+    for n in (min(len(tokens), n_full), n_full)[: 1 + on_device]:
         array = (ctypes.c_int32 * n)(*islice(cycle(tokens), n))
         with collect_errors() as errors:
             status = C.llama_decode(context, C.llama_batch_get_one(array, n))
@@ -320,6 +323,7 @@ def _warm_up(name: str, context: int, vocab: LlamaVocab, *, on_device: bool) -> 
 
 
 def _piece(vocab: LlamaVocab, token: int) -> str:
+    """Return the text of a token; "" for -1."""
     return "" if token == -1 else vocab.piece(token).decode("utf-8", "replace")
 
 

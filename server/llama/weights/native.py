@@ -1,4 +1,4 @@
-"""A native model, which entries that load the same files in the same way share."""
+"""A native model, which models of the same files with the same load parameters share."""
 
 import os
 import threading
@@ -14,21 +14,21 @@ PAUSE_S = 60.0
 
 
 class NativeModel:
-    """A native model and the locks of its contexts. Hold ``making`` while a context over it is made, and add the lock
-    that the context holds while it decodes to ``decoding``. ``n_users``: entries that share it.
+    """A native model and the locks of its contexts. Hold ``making`` while you create a context of it, and add the lock
+    that the context holds during decodes to ``decoding``. ``n_users``: models that share it.
     """
 
     def __init__(self, files: ModelFiles) -> None:
         self.files = files
-        self.pointer = 0  # the library's; 0: not loaded yet
+        self.pointer = 0  # 0: not loaded yet
         self.n_users = 0
         self.making = threading.Lock()
         self.decoding: set[threading.Lock] = set()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let no context decode and none be made meanwhile: both read the model's list of adapters without a lock
-        (llama-context.cpp, graph_max_nodes). Waits for steps that run. Raises `Unavailable` if one hangs.
+        """Block decodes and the creation of contexts, which read the model's list of adapters without a lock
+        (llama-context.cpp, graph_max_nodes). Waits for running decodes. Raises `Unavailable` if one hangs.
         """
         with self.making, ExitStack() as held:
             for lock in self.decoding:
@@ -39,6 +39,6 @@ class NativeModel:
 
 
 def identity(files: ModelFiles, native: LoadParams) -> Hashable:
-    """Return what equal weights have in common. Another file of the same name is another model."""
-    found = [os.stat(path) for path, _ in files.parts]
-    return native.weights, tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+    """Return a key that is equal for the same weights, and differs after a file was replaced."""
+    stats = [os.stat(path) for path, _ in files.parts]
+    return native.weights, tuple((each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for each in stats)

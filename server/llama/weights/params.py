@@ -1,9 +1,8 @@
 """Converts `LoadParams` to the native model's parameters, and buffer types for tensors
 (``llama_model_params.tensor_buft_overrides``).
 
-The library compiles those patterns itself; `tensor_patterns` has verified that they mean the same here. It does not
-check whether a context can compute with a tensor in its place, and ends the process if none can: that is refused
-here.
+The library compiles those patterns itself; `tensor_patterns` has verified that they mean the same here. The library
+aborts if a context cannot compute with a tensor in its buffer, so such overrides are rejected here.
 """
 
 import ctypes
@@ -13,9 +12,9 @@ from server.errors import ModelFailed
 from server.llama.devices import (
     buffer_types,
     check_buffer_types,
+    cpu_buffer_type,
     device_array,
     offloads,
-    processor_buffer_type,
     used_devices,
 )
 from server.llama.files.gguf_header import GgufHeader
@@ -38,12 +37,12 @@ class _Override(ctypes.Structure):
 
 
 def overrides(native: LoadParams, header: GgufHeader) -> list[TensorOverride]:
-    """Return all overrides in the order in which they count, none for missing layers: each costs a regex per tensor."""
+    """Return all overrides by precedence. Omits missing layers, because each override is a regex match per tensor."""
     n_layer = header.of_model("block_count")
-    found = [*native.tensor_overrides, *([TensorOverride(EXPERTS, "CPU")] if native.cpu_moe else [])]
+    all_overrides = [*native.tensor_overrides, *([TensorOverride(EXPERTS, "CPU")] if native.cpu_moe else [])]
     for n, pattern in ((native.n_cpu_moe, EXPERTS), (native.n_cpu_ffn, DENSE)):
-        found += [TensorOverride(rf"blk\.{layer}{pattern}", "CPU") for layer in range(min(n, n_layer))]
-    return found
+        all_overrides += [TensorOverride(rf"blk\.{layer}{pattern}", "CPU") for layer in range(min(n, n_layer))]
+    return all_overrides
 
 
 def override_array(native: LoadParams, files: ModelFiles) -> "ctypes.Array[_Override] | None":
@@ -52,18 +51,18 @@ def override_array(native: LoadParams, files: ModelFiles) -> "ctypes.Array[_Over
     if not wanted:
         return None
     check_buffer_types([each.buffer_type for each in wanted])
-    known, cpu, used = buffer_types(), processor_buffer_type(), used_devices(native)
+    known, in_ram, used = buffer_types(), cpu_buffer_type(), used_devices(native)
     for each in wanted:
         device, pointer = known[each.buffer_type]
-        if pointer != cpu and device not in used:
+        if pointer != in_ram and device not in used:
             raise ValueError(f"'{each.buffer_type}' belongs to {device.name}, which is not among the model's devices")
-    _refuse_lookups(wanted, [tensor.name for tensor in files.tensors])
+    _check_lookups(wanted, [tensor.name for tensor in files.tensors])
     entries = [_Override(each.pattern.encode(), known[each.buffer_type][1]) for each in wanted]
     return (_Override * (len(entries) + 1))(*entries, _Override(None, None))
 
 
-def _refuse_lookups(wanted: list[TensorOverride], names: list[str]) -> None:
-    """Rows of these tensors are looked up, which devices can do for few types only."""
+def _check_lookups(wanted: list[TensorOverride], names: list[str]) -> None:
+    """Raise ValueError if a tensor whose rows are looked up leaves the CPU: devices can do that for few types only."""
     for name in filter(_LOOKED_UP.match, names):
         first = next((each for each in wanted if compiled(each.pattern).search(name)), None)
         if first is not None and first.buffer_type != "CPU":
@@ -74,8 +73,8 @@ def _refuse_lookups(wanted: list[TensorOverride], names: list[str]) -> None:
 
 
 def check_computable(model: str, native: LoadParams, files: ModelFiles) -> None:
-    """Raise `ModelFailed` for a tensor of a layer on the CPU with which the CPU cannot multiply or add: it ends the
-    process unless norms and biases have 32 bits a number (ggml-cpu/binary-ops.cpp).
+    """Raise `ModelFailed` if a norm or bias of a layer on the CPU is not F32: the library would abort
+    (ggml-cpu/binary-ops.cpp).
     """
     n_layer = files.header.of_model("block_count")
     n_offloaded = (native.n_gpu_layers if native.n_gpu_layers >= 0 else n_layer + 1) if offloads(native) else 0
@@ -97,7 +96,7 @@ _LOAD_MODES = {(False, False): 0, (False, True): -1, (True, False): 2, (True, Tr
 
 
 def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.Structure:
-    """Return the parameters for the first set of devices; they reference their arrays. Raises `ModelFailed`."""
+    """Return the parameters for the first device set. They hold references to their arrays. Raises `ModelFailed`."""
     params: ctypes.Structure = C.llama_model_default_params()
     params.n_gpu_layers = native.n_gpu_layers if native.n_gpu_layers >= 0 else -1
     names = native.devices[0]
@@ -123,9 +122,9 @@ def model_params(model: str, native: LoadParams, files: ModelFiles) -> ctypes.St
     params.use_extra_bufts = native.repack
     params.lazy_mode = LAZY_MODES[native.lazy_mode]
     if native.tensor_split:
-        most = C.LLAMA_MAX_DEVICES
-        if len(native.tensor_split) > most:
-            raise ModelFailed(model, f"tensor_split has {len(native.tensor_split)} parts, at most {most} are possible")
-        # the library reads it during the load only, and `params` keeps it referenced until then
-        params.tensor_split = (ctypes.c_float * most)(*native.tensor_split)
+        n_max = C.LLAMA_MAX_DEVICES
+        if len(native.tensor_split) > n_max:
+            raise ModelFailed(model, f"tensor_split has {len(native.tensor_split)} parts, at most {n_max} are possible")
+        # the library reads it only during the load, until when `params` references it
+        params.tensor_split = (ctypes.c_float * n_max)(*native.tensor_split)
     return params

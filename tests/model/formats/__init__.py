@@ -1,7 +1,7 @@
-"""Files as released versions wrote them: a saved slot, prompt states on disk, and the state database with its usage.
+"""Files that released versions wrote: a saved slot, a disk cache, and the state database with its usage.
 
-``python -m tests.model.formats`` writes the folder of this version. Run it before a release that changes a format, and
-keep the older folders: `test_saved_slots` opens each of them.
+``python -m tests.model.formats`` writes the folder of this version. Run it before a release that changes a format.
+Keep the older folders: `test_saved_slots` opens each of them.
 """
 
 import importlib.metadata
@@ -23,12 +23,12 @@ MESSAGE = {"role": "user", "content": "Remember me."}
 
 
 def library() -> str:
-    """Return the version of llama-cpp-python, whose builds read no prompt states of each other."""
+    """Return the version of llama-cpp-python. Versions do not read each other's states."""
     return importlib.metadata.version("llama-cpp-python")
 
 
 def serve(folder: Path) -> RealServer:
-    """Start a server on the files of `folder`."""
+    """Start a server with the files of `folder`."""
     flags = ("-c", "512", "-np", "1", "-t", "1", "-a", "tiny", "--no-warmup", "--slot-save-path", str(folder))
     disk = ("--cache-disk", "1", "--cache-disk-path", str(folder / CACHE))
     return llamapool(folder / MODEL, *flags, *disk, "--state", str(folder / STATE), "--state-days", "0")
@@ -49,7 +49,7 @@ def write(folder: Path) -> None:
         n_saved = server.post("/slots/0?action=save", {"filename": SLOT})["n_saved"]
         response = server.post("/v1/responses", {"input": "Hi", "max_output_tokens": 4, **GREEDY})
         conversation = server.post("/v1/conversations", {"items": [MESSAGE], "metadata": {"k": "v"}})
-        complete(server)  # the newest prompt is the one whose state is written at the end
+        complete(server)  # on shutdown, the server writes the state of the last prompt
     with sqlite3.connect(folder / STATE) as state:
         state.execute("PRAGMA journal_mode=DELETE")
         state.execute("VACUUM")

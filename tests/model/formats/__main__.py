@@ -1,4 +1,4 @@
-"""Write the folder of this version."""
+"""Write the files of this version."""
 
 from tests.model.formats import main
 

@@ -1,1 +1,1 @@
-"""The native side alone, against the library itself: no server."""
+"""`server/llama` without a server, compared with the library."""

@@ -1,4 +1,4 @@
-"""Built-in templates write what llama.cpp's own code (src/llama-chat.cpp) writes under the same names."""
+"""Built-in templates render the same prompts as llama.cpp's code (src/llama-chat.cpp)."""
 
 import ctypes
 from contextlib import closing
@@ -37,42 +37,42 @@ CHATS: dict[str, Chat] = {
     "none": [],
     "several tongues": [("system", "Sé breve."), ("user", "你好 👋🏽"), ("assistant", "Привет!")],
 }
-TOOLS_BESIDE = {"chatml"}  # writes results of tools in the Hermes form
+OTHER_TOOL_RESULTS = {"chatml"}  # renders tool results in the Hermes format
 
 
-def of_library(name: str, chat: Chat, *, generation: bool) -> str:
-    kept = [(role.encode(), content.encode()) for role, content in chat]
-    messages = (C.llama_chat_message * len(kept))(*(C.llama_chat_message(role, content) for role, content in kept))
-    room = ctypes.create_string_buffer(1 << 16)
-    n_bytes = C.llama_chat_apply_template(name.encode(), messages, len(kept), generation, room, len(room))
-    assert 0 <= n_bytes <= len(room)
-    return room.raw[:n_bytes].decode()
+def library_prompt(name: str, chat: Chat, *, generation: bool) -> str:
+    encoded = [(role.encode(), content.encode()) for role, content in chat]
+    messages = (C.llama_chat_message * len(chat))(*(C.llama_chat_message(role, content) for role, content in encoded))
+    buffer = ctypes.create_string_buffer(1 << 16)
+    n_bytes = C.llama_chat_apply_template(name.encode(), messages, len(chat), generation, buffer, len(buffer))
+    assert 0 <= n_bytes <= len(buffer)
+    return buffer.raw[:n_bytes].decode()
 
 
-def test_the_names_are_the_librarys() -> None:
+def test_names_are_those_of_the_library() -> None:
     n_names = C.llama_chat_builtin_templates((ctypes.c_char_p * 0)(), 0)
-    found = (ctypes.c_char_p * n_names)()
-    C.llama_chat_builtin_templates(found, n_names)
-    assert names() == tuple(name.decode() for name in found if name)
+    expected = (ctypes.c_char_p * n_names)()
+    C.llama_chat_builtin_templates(expected, n_names)
+    assert names() == tuple(name.decode() for name in expected if name)
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_built_in_template_writes_what_the_library_writes(name: str) -> None:
+def test_a_built_in_template_renders_the_librarys_prompt(name: str) -> None:
     jinja = TemplateEnvironment(source_of(name))
     template = jinja.from_string(source_of(name))
-    for what, chat in CHATS.items():
-        if what == "tool" and name in TOOLS_BESIDE:
+    for case, chat in CHATS.items():
+        if case == "tool" and name in OTHER_TOOL_RESULTS:
             continue
         messages = [{"role": role, "content": content} for role, content in chat]
         for generation in (True, False):
             arguments = {"messages": messages, "add_generation_prompt": generation}
-            assert jinja.render(template, arguments) == of_library(name, chat, generation=generation), what
+            assert jinja.render(template, arguments) == library_prompt(name, chat, generation=generation), case
 
 
 @pytest.mark.parametrize("name", names())
-def test_without_jinja_a_template_is_what_the_library_takes_it_for(name: str) -> None:
-    taken_for = built_in_template(name)
-    assert taken_for == name or source_of(taken_for) == source_of(name)
+def test_without_jinja_a_name_selects_its_built_in_template(name: str) -> None:
+    detected = built_in_template(name)
+    assert detected == name or source_of(detected) == source_of(name)
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_without_jinja_a_template_is_what_the_library_takes_it_for(name: str) ->
         ("{% for m in messages %}<start_of_turn>{{ m.role }}{% endfor %}", "gemma"),
         ("<|start_header_id|>{{ messages }}<|end_header_id|>", "llama3"),
         ("<|im_start|><|im_sep|>\0", "phi4"),
-        ("a template of nobody's", ""),
+        ("an unknown template", ""),
     ],
 )
-def test_without_jinja_a_source_is_known_by_its_signs(source: str, name: str) -> None:
+def test_without_jinja_a_template_is_detected_by_its_markers(source: str, name: str) -> None:
     assert built_in_template(source) == name
 
 
-def test_a_model_without_jinja(gguf_folder: Path) -> None:
+def test_without_jinja_a_model_uses_the_detected_template_or_fails(gguf_folder: Path) -> None:
     path = gguf_file(gguf_folder, TinyModel(chat_template="{{ raise_exception('never rendered') }}<|im_start|>"))
     spec = ModelSpec("tiny", path, chat=ChatParams(jinja=False))
     with closing(LlamaLoader().load(spec, lambda _: True)) as weights:
@@ -99,7 +99,7 @@ def test_a_model_without_jinja(gguf_folder: Path) -> None:
             chat_template(replace(weights.info, built_in_template=""), unknown)
 
 
-def test_a_model_without_a_template_has_the_one_that_the_library_names(gguf_folder: Path) -> None:
+def test_a_model_without_a_template_uses_the_one_that_the_library_derives(gguf_folder: Path) -> None:
     path = gguf_file(gguf_folder, TinyModel(n_layer=40, chat_template=None))
     tekken = (MetadataOverride("tokenizer.ggml.pre", "tekken"),)
     with closing(load(path, metadata_overrides=tekken)) as weights:

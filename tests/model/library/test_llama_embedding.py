@@ -1,4 +1,4 @@
-"""The native embedding context on real files: every pooling, every limit that the library would abort on."""
+"""The native embedding runner: pooling types, chunked inputs, rejected inputs and the roles of models."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -12,7 +12,6 @@ from server.engine.runner_api import Pooling
 from server.errors import InternalError, ModelFailed
 from server.llama.context.embedding_runner import LlamaEmbeddingRunner
 from server.llama.files.gguf_header import read_header
-from server.llama.weights.model import LlamaWeights
 from tests.model.native_fixtures import load
 from tests.support.closeness import same_vectors
 from tests.support.ggufs import (
@@ -35,12 +34,14 @@ from tests.support.sampling import sample
 
 DEMO = Path(__file__).parents[3] / "models" / "demo-embed.gguf"
 TEXTS = ("the quick brown fox", "a", "jumps over the lazy dog and then the other animals of the forest", "a", "x y")
-EMBEDDERS = [name for name, model in MODELS.items() if model.pooling is not None]
 
 
 @contextmanager
 def embedder(path: Path, **native: Any) -> Iterator[LlamaEmbeddingRunner]:
-    """A context over its own weights, closed at the end. Without flash attention, which rounds as batches are cut."""
+    """Load an embedding model and open a runner; close both at the end.
+
+    Flash attention is off, because its rounding depends on how an input is split.
+    """
     params: dict[str, Any] = {"embedding": True, "n_ctx": 0, "n_parallel": 8, "flash_attn": "off"} | native
     with closing(load(path, **params)) as weights, closing(weights.embedding_runner()) as runner:
         yield runner
@@ -52,19 +53,21 @@ def tokens(runner: LlamaEmbeddingRunner, *texts: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("pooling", ["none", "mean", "cls", "last"])
 @pytest.mark.parametrize("model", [PLAIN, BERT, RECURRENT, SLIDING_WINDOW], ids=lambda m: m.arch)
-def test_every_pooling_of_every_kind_of_model(gguf_folder: Path, model: TinyModel, pooling: str) -> None:
+def test_a_batch_gives_the_vectors_of_single_inputs_with_every_pooling(
+    gguf_folder: Path, model: TinyModel, pooling: str
+) -> None:
     with embedder(gguf_file(gguf_folder, model), pooling=pooling) as runner:
         inputs = tokens(runner, *TEXTS)
-        found = runner.embed(inputs)
+        batch = runner.embed(inputs)
         assert runner.info.pooling is Pooling(pooling)
-        assert [len(vectors) for vectors in found] == [len(each) if pooling == "none" else 1 for each in inputs]
-        assert all(same_vectors(a, runner.embed([b])[0]) for a, b in zip(found, inputs, strict=True))
-        assert same_vectors(found[1], found[3])
-        assert not same_vectors(found[0][:1], found[2][:1]) or pooling in ("none", "cls")
+        assert [len(vectors) for vectors in batch] == [len(each) if pooling == "none" else 1 for each in inputs]
+        assert all(same_vectors(a, runner.embed([b])[0]) for a, b in zip(batch, inputs, strict=True))
+        assert same_vectors(batch[1], batch[3])
+        assert not same_vectors(batch[0][:1], batch[2][:1]) or pooling in ("none", "cls")
 
 
 @pytest.mark.parametrize("model", [EMBED_LAST, EMBED_NONE, TEMPLATE_RERANKER], ids=["last", "none", "rank"])
-def test_a_causal_models_long_input_is_computed_in_parts(gguf_folder: Path, model: TinyModel) -> None:
+def test_a_long_input_of_a_causal_model_is_split_over_ubatches(gguf_folder: Path, model: TinyModel) -> None:
     path = gguf_file(gguf_folder, model)
     with embedder(path, n_batch=2048, n_ubatch=2048) as runner:
         (long,) = tokens(runner, "the quick brown fox jumps over the lazy dog " * 20)
@@ -79,8 +82,8 @@ def test_a_causal_models_long_input_is_computed_in_parts(gguf_folder: Path, mode
 
 
 @pytest.mark.parametrize("model", sample([BERT, EMBED_MEAN, EMBED_CLS, RECURRENT], 3), ids=lambda model: model.arch)
-def test_every_combination_of_sizes_gives_a_context(gguf_folder: Path, model: TinyModel) -> None:
-    """The library ends the process over an average whose tokens are no multiple of its sequences."""
+def test_every_combination_of_sizes_gives_a_working_context(gguf_folder: Path, model: TinyModel) -> None:
+    """The library aborts with mean pooling if the tokens of a ubatch are no multiple of the sequences."""
     path = gguf_file(gguf_folder, model)
     for n_parallel in (1, 7, 256):
         for n_ctx, n_batch, n_ubatch in ((0, 2048, 512), (300, 511, 17), (100, 1, 1), (1, 33, 2047), (257, 300, 300)):
@@ -108,10 +111,10 @@ def test_every_combination_of_sizes_gives_a_context(gguf_folder: Path, model: Ti
         [[1] * 100] * 8,
         [[1] * 600],
     ],
-    ids=["none", "empty", "one empty", "past the vocabulary", "negative", "too many", "too much", "too long"],
+    ids=["none", "empty", "one empty", "unknown token", "negative", "too many", "too many tokens", "too long"],
 )
 @pytest.mark.parametrize("model", [BERT, EMBED_CLS, EMBED_LAST], ids=["bert", "cls", "last"])
-def test_what_the_library_would_abort_on_is_an_error(
+def test_rejects_inputs_on_which_the_library_aborts(
     gguf_folder: Path, model: TinyModel, inputs: Sequence[Sequence[int]]
 ) -> None:
     native = {"n_parallel": 8, "n_batch": 512, "n_ubatch": 512, "n_ctx": 512}
@@ -123,8 +126,8 @@ def test_what_the_library_would_abort_on_is_an_error(
 
 
 @pytest.mark.parametrize("pooling", ["none", "mean", "last"])
-def test_an_input_without_numbers_leaves_none_for_later_ones(gguf_folder: Path, pooling: str) -> None:
-    """Cells that are removed still enter sums, with weight 0."""
+def test_non_finite_values_of_an_input_do_not_change_later_vectors(gguf_folder: Path, pooling: str) -> None:
+    """Attention also sums over removed cells, with weight 0."""
     path, bad = gguf_file(gguf_folder, PLAIN), 9
     (table,) = (tensor for tensor in read_header(path).tensors if tensor.name == "token_embd.weight")
     n_embd, n_vocab = table.shape
@@ -137,7 +140,7 @@ def test_an_input_without_numbers_leaves_none_for_later_ones(gguf_folder: Path, 
             assert same_vectors(runner.embed([[5, 6]])[0], expected)
 
 
-def test_a_model_whose_head_gives_more_than_it_reads_back_takes_one_input_at_a_time(gguf_folder: Path) -> None:
+def test_rerankers_return_as_many_scores_as_their_head_has_labels(gguf_folder: Path) -> None:
     with embedder(gguf_file(gguf_folder, BERT_RERANKER), pooling="rank", n_parallel=-1) as runner:
         assert runner.info.n_seq == 64
         assert runner.info.n_embd == 1
@@ -147,7 +150,7 @@ def test_a_model_whose_head_gives_more_than_it_reads_back_takes_one_input_at_a_t
         assert all(each.sum() == pytest.approx(1.0, abs=1e-5) for each in scores)
 
 
-def test_reranking_with_a_model_without_a_head_stops_the_load(gguf_folder: Path) -> None:
+def test_rejects_rank_pooling_for_a_model_without_a_classification_head(gguf_folder: Path) -> None:
     weights = load(gguf_file(gguf_folder, EMBED_MEAN), embedding=True, pooling="rank")
     with pytest.raises(ModelFailed, match="needs a classification head"):
         weights.embedding_runner()
@@ -155,22 +158,20 @@ def test_reranking_with_a_model_without_a_head_stops_the_load(gguf_folder: Path)
 
 
 def roles_of(path: Path, **native: Any) -> tuple[bool, bool]:
-    weights: LlamaWeights = load(path, **native)
-    found = weights.info.generates, weights.info.embeds
-    weights.close()
-    return found
+    """Return whether a loaded model generates, and whether it embeds."""
+    with closing(load(path, **native)) as weights:
+        return weights.info.generates, weights.info.embeds
 
 
-def test_models_made_for_embedding_are_recognized(gguf_folder: Path) -> None:
-    assert {name for name, model in MODELS.items() if roles_of(gguf_file(gguf_folder, model))[1]} == {*EMBEDDERS} - {
-        "embed-none"
-    }
+def test_the_roles_of_a_model_depend_on_its_file_and_the_setting(gguf_folder: Path) -> None:
+    embedders = {name for name, model in MODELS.items() if model.pooling not in (None, "none")}
+    assert {name for name, model in MODELS.items() if roles_of(gguf_file(gguf_folder, model))[1]} == embedders
     assert roles_of(DEMO) == (False, True)
     assert roles_of(DEMO, embedding=False) == (True, False)
     assert roles_of(gguf_file(gguf_folder, PLAIN), embedding=True) == (True, True)
 
 
-def test_contexts_that_generate_and_embed_share_weights(gguf_folder: Path) -> None:
+def test_a_generating_and_an_embedding_context_share_weights(gguf_folder: Path) -> None:
     weights = load(gguf_file(gguf_folder, PLAIN), embedding=True, pooling="mean")
     generator, runner = weights.runner(), weights.embedding_runner()
     assert runner.embed([[5, 6]])[0].shape == (1, 64)

@@ -1,5 +1,7 @@
-"""Files that are good, broken, missing or foreign; every failure is a ModelFailed and the process lives. Their
-vocabularies."""
+"""Loading of good and broken files, shared weights, rejected settings, and vocabularies, with native models.
+
+Every failure is a `ModelFailed`; the library must never abort.
+"""
 
 import ctypes
 import os
@@ -30,14 +32,14 @@ from server.llama.weights.params import check_computable
 from server.pool.memory import HOST
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec, ScaledFile
-from tests.model.native_fixtures import Entry, failure, load, open_runner, spy, write_gguf
+from tests.model.native_fixtures import Entry, load, load_failure, open_runner, spy, write_gguf
 from tests.support.ggufs import BERT, CHATML, TinyModel, damaged, gguf_file, lora_file
 from tests.support.ggufs.model import Arch
 from tests.support.ggufs.writing import finish
 from tests.support.real_server import ROOT
 
 
-def test_a_loaded_model_describes_itself(tiny_path: Path) -> None:
+def test_info_describes_a_loaded_model(tiny_path: Path) -> None:
     weights = load(tiny_path)
     info = weights.info
     assert (info.ftype, info.n_vocab, info.n_ctx_train, info.n_embd) == ("all F32", 400, 2048, 64)
@@ -50,19 +52,19 @@ def test_a_loaded_model_describes_itself(tiny_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "said"),
+    ("arch", "reason"),
     [
-        ("t5", "the model is an encoder and a decoder: such can't be served"),  # llama-server ends with an assertion
-        ("dream", "keeps no memory of its context, so it cannot generate"),  # llama-server says 500 to every request
+        ("t5", "the model is an encoder and a decoder: such can't be served"),  # llama-server aborts
+        ("dream", "keeps no memory of its context, so it cannot generate"),  # llama-server answers 500 to all requests
         ("unknown", "unknown model architecture: 'unknown'"),
     ],
 )
-def test_kinds_of_models_that_nobody_serves(arch: Arch, said: str, gguf_folder: Path) -> None:
-    assert said in failure(gguf_file(gguf_folder, TinyModel(arch=arch, n_head_kv=4)))
+def test_rejects_unsupported_architectures(arch: Arch, reason: str, gguf_folder: Path) -> None:
+    assert reason in load_failure(gguf_file(gguf_folder, TinyModel(arch=arch, n_head_kv=4)))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="others refuse such names")
-def test_a_folder_may_have_a_name_that_is_not_utf_8(tiny_path: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems reject such names")
+def test_loads_a_model_from_a_folder_whose_name_is_not_utf_8(tiny_path: Path, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"mod\xe8les")
     folder.mkdir()
     spec = ModelSpec("tiny", Path(shutil.copy(tiny_path, folder)), native=LoadParams(n_ctx=256, warmup=False))
@@ -70,16 +72,16 @@ def test_a_folder_may_have_a_name_that_is_not_utf_8(tiny_path: Path, tmp_path: P
     LlamaLoader().load(spec, lambda _: True).close()
 
 
-@pytest.mark.parametrize("then", [False, RuntimeError("the pipe is closed")])
-def test_progress_can_stop_the_load(tiny_path: Path, then: bool | Exception) -> None:
-    progress = Mock(side_effect=[True, then])
+@pytest.mark.parametrize("result", [False, RuntimeError("the pipe is closed")])
+def test_the_progress_callback_can_stop_the_load(tiny_path: Path, result: bool | Exception) -> None:
+    progress = Mock(side_effect=[True, result])
     with pytest.raises(ModelFailed, match="stopped"):
         LlamaLoader().load(ModelSpec("tiny", tiny_path), progress)
     assert progress.call_count == 2
 
 
 @pytest.mark.parametrize(("on_device", "sizes"), [(False, [2]), (True, [2, 64])])
-def test_a_device_is_warmed_up_with_a_whole_micro_batch_too(
+def test_the_warmup_of_a_device_includes_a_full_ubatch(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch, on_device: bool, sizes: list[int]
 ) -> None:
     decodes = spy(monkeypatch, "llama_decode")
@@ -89,17 +91,17 @@ def test_a_device_is_warmed_up_with_a_whole_micro_batch_too(
     assert [batch.n_tokens for (_, batch), _ in decodes] == [*sizes, 1]
 
 
-def test_a_load_that_fails_leaves_no_adapter_in_shared_weights(
+def test_a_failed_load_frees_its_adapters_of_shared_weights(
     tiny_path: Path, tmp_path: Path, gguf_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, freed = spy(monkeypatch, "llama_adapter_lora_init"), spy(monkeypatch, "llama_adapter_lora_free")
     loader, native = LlamaLoader(), LoadParams(n_ctx=256, n_parallel=1, warmup=False)
-    good, none = ScaledFile(lora_file(gguf_folder)), tmp_path / "none.gguf"
+    good, missing = ScaledFile(lora_file(gguf_folder)), tmp_path / "missing.gguf"
     spec = ModelSpec("tiny", tiny_path, native=native)
     with closing(loader.load(spec, lambda _: True)):
         for broken in (
-            replace(spec, native=replace(native, lora=(good, ScaledFile(none)))),
-            replace(spec, native=replace(native, lora=(good,)), mmproj=none),
+            replace(spec, native=replace(native, lora=(good, ScaledFile(missing)))),
+            replace(spec, native=replace(native, lora=(good,)), mmproj=missing),
         ):
             with pytest.raises(ModelFailed, match="does not exist"):
                 loader.load(broken, lambda _: True)
@@ -107,7 +109,7 @@ def test_a_load_that_fails_leaves_no_adapter_in_shared_weights(
     assert len(made) == 2
 
 
-def test_entries_over_one_file_share_its_weights_until_the_last_is_closed(
+def test_model_entries_of_one_file_share_its_weights_until_the_last_is_closed(
     tmp_path: Path, gguf_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(shutil.copy(gguf_file(gguf_folder), tmp_path / "shared.gguf"))
@@ -127,9 +129,8 @@ def test_entries_over_one_file_share_its_weights_until_the_last_is_closed(
     shutil.copy(gguf_file(gguf_folder), path)
     newer = load_entry(small)
     assert (len(opened), len(first.runner().adapters), len(second.runner().adapters)) == (3, 0, 1)
-    one, two = cast(LlamaWeights, first), cast(LlamaWeights, second)
-    for weights in (two, one):
-        (runner,) = weights._runners
+    for weights in (second, first):
+        (runner,) = cast(LlamaWeights, weights)._runners
         runner.close()
         assert freed == []
         weights.close()
@@ -140,18 +141,18 @@ def test_entries_over_one_file_share_its_weights_until_the_last_is_closed(
     assert len(freed) == len(opened)
 
 
-def test_an_entry_whose_weights_are_loaded_takes_the_memory_of_its_context_only(tiny_path: Path) -> None:
+def test_a_model_entry_with_loaded_weights_needs_memory_for_its_context_only(tiny_path: Path) -> None:
     loader = LlamaLoader()
     native = LoadParams(n_ctx=1024, fit_ubatch=False, n_parallel=1, n_threads=1, warmup=False, mmap=False)
     spec = ModelSpec("tiny", tiny_path, native=native)
-    whole = loader.fit(spec)
-    taken = whole.footprint[HOST]
-    assert taken.shared == taken.weights > 0
-    granted = {HOST: taken.total - taken.shared}
+    fit = loader.fit(spec)
+    footprint = fit.footprint[HOST]
+    assert footprint.shared == footprint.weights > 0
+    granted = {HOST: footprint.total - footprint.shared}
     with pytest.raises(ModelFailed, match="are left for it"):
         loader.fit(spec, granted)
-    weights = loader.load(whole.spec, lambda _: True)
-    assert loader.fit(spec, granted) == whole
+    weights = loader.load(fit.spec, lambda _: True)
+    assert loader.fit(spec, granted) == fit
     weights.close()
 
 
@@ -167,45 +168,45 @@ def test_an_entry_whose_weights_are_loaded_takes_the_memory_of_its_context_only(
         ("output_norm.weight", GGMLQuantizationType.Q8_0, "is a single row of the quantized type 8"),
     ],
 )
-def test_a_tensor_that_the_library_cannot_compute_with_is_refused(
+def test_rejects_tensors_of_a_type_that_the_library_cannot_compute_with(
     tmp_path: Path, name: str, kind: GGMLQuantizationType, expected: str
 ) -> None:
-    """It would end the process while the model warms up."""
+    """It would abort in the warm-up."""
     writer = GGUFWriter(tmp_path / "odd.gguf", "llama")
     per_block, n_bytes = GGML_QUANT_SIZES[kind]
     row = np.zeros(256 // per_block * n_bytes, np.uint8)
     writer.add_tensor(name, row if name.endswith("_norm.weight") else np.stack([row, row]), raw_dtype=kind)
     finish(writer)
-    assert f"'{name}' {expected}" in failure(tmp_path / "odd.gguf")
+    assert f"'{name}' {expected}" in load_failure(tmp_path / "odd.gguf")
 
 
-def test_a_character_that_a_vocabulary_cannot_spell_is_refused(gguf_folder: Path, tmp_path: Path) -> None:
-    """The library ended the process at it. Fine-tunes with vocabularies of their own lack bytes, and work otherwise."""
+def test_rejects_a_character_without_a_byte_token(gguf_folder: Path, tmp_path: Path) -> None:
+    """The library would abort. Some fine-tunes have vocabularies without all byte tokens."""
     whole = gguf_file(gguf_folder, TinyModel(tokenizer="spm", n_vocab=512))
     path = tmp_path / "no-emoji.gguf"
     path.write_bytes(whole.read_bytes().replace(b"<0xF0>", b"<0xZZ>"))
     with closing(load(whole)) as intact, closing(load(path)) as lacking:
-        assert lacking.vocab.unspelled == {0xF0}
-        assert not intact.vocab.unspelled
+        assert lacking.vocab.missing_bytes == {0xF0}
+        assert not intact.vocab.missing_bytes
         text = "<s>Kit\u00f6s, \u20ac 1\n"
         tokens = lacking.vocab.tokenize(text, add_special=True, parse_special=True)
         assert tokens == intact.vocab.tokenize(text, add_special=True, parse_special=True)
         with pytest.raises(InvalidRequest, match="no token for '\U0001f600'"):
             lacking.vocab.tokenize("a \U0001f600", add_special=True, parse_special=False)
         assert lacking.vocab.turn_ends() == intact.vocab.turn_ends()
-    sees = ModelSpec("tiny", path, mmproj=tmp_path / "any.gguf", native=LoadParams(n_ctx=256))
+    with_mmproj = ModelSpec("tiny", path, mmproj=tmp_path / "any.gguf", native=LoadParams(n_ctx=256))
     with pytest.raises(ModelFailed, match="its vocabulary cannot spell every text, so it takes no mmproj"):
-        LlamaLoader().load(sees, lambda _: True)
+        LlamaLoader().load(with_mmproj, lambda _: True)
 
 
 @pytest.mark.parametrize("name", ["blk.1.attn_norm.weight", "blk.1.post_ffw_norm_2.weight", "blk.1.attn_q.bias"])
-def test_a_norm_or_bias_in_16_bits_is_refused_unless_a_gpu_computes_its_layer(
+def test_rejects_16_bit_norms_and_biases_of_layers_on_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """It would end the process in the first decode: the CPU adds and multiplies with 32 bits only."""
+    """The library would abort in the first decode: the CPU backend needs 32 bits."""
     tensors = {"blk.1.ffn_down.weight": np.zeros((2, 32), np.float16), name: np.zeros(32, np.float16)}
     path = write_gguf(tmp_path / "half.gguf", tensors, lambda writer: writer.add_block_count(2))
-    assert f"the tensor '{name}' is of type 1, with which no CPU computes" in failure(path)
+    assert f"the tensor '{name}' is of type 1, with which no CPU computes" in load_failure(path)
     files = check_files("tiny", path)
     monkeypatch.setattr("server.llama.weights.params.offloads", lambda native: True)
     for n_gpu_layers in (-1, 2):
@@ -215,29 +216,29 @@ def test_a_norm_or_bias_in_16_bits_is_refused_unless_a_gpu_computes_its_layer(
             check_computable("tiny", LoadParams(n_gpu_layers=n_gpu_layers), files)
 
 
-def test_bytes_of_a_vocabulary_of_word_pieces_are_refused(gguf_folder: Path) -> None:
-    """The library ended the process while it loaded them."""
+def test_rejects_byte_tokens_in_a_wordpiece_vocabulary(gguf_folder: Path) -> None:
+    """The library would abort in the load."""
     path = gguf_file(gguf_folder, BERT)
     at = path.read_bytes().index(b"tokenizer.ggml.token_type") + len("tokenizer.ggml.token_type") + 16
-    assert "tokenizer.ggml.token_type has a byte (6)" in failure(damaged(path, at, b"\6\0\0\0"))
+    assert "tokenizer.ggml.token_type has a byte (6)" in load_failure(damaged(path, at, b"\6\0\0\0"))
 
 
-def test_a_window_that_no_layer_has_is_refused(tmp_path: Path) -> None:
-    """The library asserts that one has it."""
+def test_rejects_a_sliding_window_that_no_layer_uses(tmp_path: Path) -> None:
+    """The library would abort."""
 
     def describe(writer: GGUFWriter) -> None:
         writer.add_sliding_window(8)
         writer.add_sliding_window_pattern([False, False])
 
     path = write_gguf(tmp_path / "none.gguf", {"token_embd.weight": np.zeros((2, 64))}, describe, "gemma3")
-    assert "sliding_window_pattern is (False, False): no layer" in failure(path)
+    assert "sliding_window_pattern is (False, False): no layer" in load_failure(path)
 
 
-def test_a_missing_part_of_a_split_model_is_named(tmp_path: Path) -> None:
+def test_rejects_a_split_model_with_the_name_of_the_missing_part(tmp_path: Path) -> None:
     part = write_gguf(tmp_path / "m-00001-of-00002.gguf", {}, lambda writer: writer.add_uint16("split.count", 2))
-    assert "m-00002-of-00002.gguf" in failure(part)
+    assert "m-00002-of-00002.gguf" in load_failure(part)
     other = part.rename(tmp_path / "renamed.gguf")
-    assert "00001-of-00002" in failure(other)
+    assert "00001-of-00002" in load_failure(other)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +254,8 @@ def test_a_missing_part_of_a_split_model_is_named(tmp_path: Path) -> None:
         ({"tensor_split": (1.0,) * 1000}, "tensor_split has 1000"),
     ],
 )
-def test_settings_that_the_library_would_abort_on_are_refused(
-    tiny_path: Path, native: dict[str, Any], expected: str
-) -> None:
-    assert expected in failure(tiny_path, **native)
+def test_rejects_settings_on_which_the_library_aborts(tiny_path: Path, native: dict[str, Any], expected: str) -> None:
+    assert expected in load_failure(tiny_path, **native)
 
 
 @pytest.mark.parametrize(
@@ -271,13 +270,13 @@ def test_slots_share_the_context(
     n_cells: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Automatic slots are four and unified; none exceeds the training context, and the log says where `-c` does."""
+    """The default is four slots with unified KV. A slot never exceeds the training context; a warning says so."""
     with open_runner(tiny_path, n_parallel=n_parallel, n_ctx=n_ctx) as runner:
         assert (runner.info.unified, runner.info.n_ctx_seq, runner.info.n_cells) == (n_parallel < 0, n_ctx_seq, n_cells)
     assert ("was trained for 2048 tokens" in caplog.text) == (n_ctx > n_cells)
 
 
-def test_weights_refuse_to_close_under_an_open_context(tiny_path: Path) -> None:
+def test_weights_cannot_be_closed_before_their_contexts(tiny_path: Path) -> None:
     weights = load(tiny_path)
     first, second = weights.runner(), weights.runner()
     first.close()
@@ -293,7 +292,7 @@ def test_weights_refuse_to_close_under_an_open_context(tiny_path: Path) -> None:
         weights.vocab.tokenize("x", add_special=False, parse_special=False)
 
 
-def test_every_call_after_close_raises(tiny_path: Path) -> None:
+def test_calls_of_a_closed_runner_raise(tiny_path: Path) -> None:
     with open_runner(tiny_path) as runner:
         state = runner.seq_save(0)
     calls: list[Callable[[], object]] = [
@@ -309,20 +308,20 @@ def test_every_call_after_close_raises(tiny_path: Path) -> None:
             call()
 
 
-def test_block_sizes_of_tensor_types_are_the_librarys() -> None:
+def test_block_sizes_of_tensor_types_are_those_of_the_library() -> None:
     per_block, n_bytes = C._lib.ggml_blck_size, C._lib.ggml_type_size
     per_block.restype, n_bytes.restype = ctypes.c_int64, ctypes.c_size_t
-    of_library = {kind: (per_block(kind), n_bytes(kind)) for kind in range(C.GGML_TYPE_COUNT)}
-    assert {kind: sizes for kind, sizes in of_library.items() if sizes[0]} == BLOCKS
+    blocks = {kind: (per_block(kind), n_bytes(kind)) for kind in range(C.GGML_TYPE_COUNT)}
+    assert {kind: sizes for kind, sizes in blocks.items() if sizes[0]} == BLOCKS
 
 
 TEXTS = ["", " ", "hello world", "ünïcödé ☃ 🙂", "a\x00b", "\x00", "<|im_start|>user\n", "x" * 3000, "\r\n\t"]
 
 
-def test_turns_end_where_a_generation_does_and_at_tokens_between_turns(
+def test_turn_ends_are_the_end_tokens_and_known_tokens_between_turns(
     tiny_vocab: LlamaVocab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tiny_vocab.turn_ends() == tiny_vocab.eog  # it has none of the others
+    assert tiny_vocab.turn_ends() == tiny_vocab.eog  # it has no token between turns
     (start,) = tiny_vocab.tokenize("<|im_start|>", add_special=False, parse_special=True)
     monkeypatch.setattr("server.llama.vocab._TURN_ENDS", ("<|im_start|>", "<|end|>", "a"))
     (letter,) = tiny_vocab.tokenize("a", add_special=False, parse_special=True)
@@ -330,7 +329,7 @@ def test_turns_end_where_a_generation_does_and_at_tokens_between_turns(
 
 
 @pytest.mark.parametrize("token", [-1, 400, 1 << 31])
-def test_ids_outside_the_vocabulary_never_reach_the_library(tiny_vocab: LlamaVocab, token: int) -> None:
+def test_rejects_token_ids_outside_the_vocabulary(tiny_vocab: LlamaVocab, token: int) -> None:
     with pytest.raises(InternalError):
         tiny_vocab.piece(token)
 
@@ -338,25 +337,25 @@ def test_ids_outside_the_vocabulary_never_reach_the_library(tiny_vocab: LlamaVoc
 @settings(max_examples=200, deadline=None)
 @example(text="a\ud83d\ude42b\ud800c")
 @given(text=st.text())
-def test_any_text_comes_back(tiny_vocab: LlamaVocab, text: str) -> None:
+def test_any_text_survives_tokenization(tiny_vocab: LlamaVocab, text: str) -> None:
     tokens = tiny_vocab.tokenize(text, add_special=False, parse_special=False)
     expected = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
     assert tiny_vocab.detokenize(tokens) == expected
 
 
-def test_threads_may_tokenize_at_the_same_time(tiny_vocab: LlamaVocab) -> None:
+def test_threads_can_tokenize_concurrently(tiny_vocab: LlamaVocab) -> None:
     texts = [f"{text} {i}" for i in range(40) for text in TEXTS]
 
-    def there_and_back(text: str) -> bytes:
+    def round_trip(text: str) -> bytes:
         return tiny_vocab.detokenize(tiny_vocab.tokenize(text, add_special=False, parse_special=False))
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(there_and_back, texts)) == [text.encode() for text in texts]
+        assert list(pool.map(round_trip, texts)) == [text.encode() for text in texts]
 
 
 @settings(max_examples=50, deadline=None)
 @given(data=st.data(), add_special=st.booleans(), parse_special=st.booleans())
-def test_a_text_handed_over_in_pieces_has_the_tokens_of_the_whole(
+def test_a_text_that_is_tokenized_in_pieces_has_the_same_tokens(
     tiny_vocab: LlamaVocab, data: st.DataObject, add_special: bool, parse_special: bool
 ) -> None:
     part = st.sampled_from(["<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|", "|>", " ", "\n\n", "hello", "é", "1"])
@@ -367,22 +366,22 @@ def test_a_text_handed_over_in_pieces_has_the_tokens_of_the_whole(
 
 
 def test_a_text_full_of_special_tokens_takes_linear_time(tiny_vocab: LlamaVocab) -> None:
-    n = 400_000  # an hour, were it handed over whole
+    n = 400_000  # without splitting, the library needs an hour
     tokens = tiny_vocab.tokenize("<|im_start|>x" * n, add_special=False, parse_special=True)
     assert tokens == [395, ord("x")] * n or len(tokens) == 2 * n
 
 
-FACTS = (
+INFO_FIELDS = (
     *("ftype", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size", "generates", "embeds"),
     *("chat_template", "built_in_template", "metadata"),
 )
 
 
 @pytest.mark.parametrize("name", ["demo.gguf", "demo-embed.gguf"])
-def test_the_header_says_what_the_library_says(name: str) -> None:
+def test_the_description_from_the_header_equals_the_librarys(name: str) -> None:
     spec, loader = ModelSpec("m", Path(ROOT / "models" / name)), LlamaLoader()
     described = loader.describe(spec)
     with closing(loader.load(spec, lambda _: True)) as weights:
-        known = weights.info
-    for fact in FACTS:
-        assert getattr(described, fact) == getattr(known, fact), fact
+        info = weights.info
+    for name in INFO_FIELDS:
+        assert getattr(described, name) == getattr(info, name), name

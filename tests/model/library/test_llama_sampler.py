@@ -1,4 +1,7 @@
-"""The sampler chain: what it leaves over is compared with the same rules in numpy; limits, constraints, threads."""
+"""Sampler chains: every parameter, greedy sampling, token masks, parallel sampling and rejected values.
+
+They use the logits of a tiny native model.
+"""
 
 import ctypes
 import gc
@@ -17,19 +20,19 @@ from server.llama.sampling import candidates as parallel_sampling
 from server.llama.sampling.sampler import NativeSampler
 from tests.model.native_fixtures import (
     GREEDY,
-    PLAIN,
+    UNTRUNCATED,
     Entry,
+    all_probabilities,
     generate,
     open_runner,
     prefill,
     prompt_tokens,
-    raw_probabilities,
 )
 from tests.support.ggufs import TinyModel, gguf_file
 
 
-class Watched(SamplingParams):
-    """Notes which parameters a chain is made of."""
+class RecordingParams(SamplingParams):
+    """Records which parameters are read."""
 
     read: ClassVar[set[str]] = set()
 
@@ -38,38 +41,39 @@ class Watched(SamplingParams):
         return super().__getattribute__(name)
 
 
-def test_every_parameter_is_used(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_use_every_sampling_parameter(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.llama.sampling.sampler.check_sampling", lambda *_: None)  # it reads all of them
-    Watched.read.clear()
+    RecordingParams.read.clear()
     for params in (
-        Watched(samplers=tuple(SAMPLERS)),
-        Watched(samplers=("dry",), dry_multiplier=1.0),
-        Watched(mirostat=1),
+        RecordingParams(samplers=tuple(SAMPLERS)),
+        RecordingParams(samplers=("dry",), dry_multiplier=1.0),
+        RecordingParams(mirostat=1),
     ):
         runner.sampler(params, [])
-    assert {*PARAMETERS, "logit_bias", "dry_sequence_breakers"} - Watched.read == {"backend_sampling"}  # the engine's
+    unused = {*PARAMETERS, "logit_bias", "dry_sequence_breakers"} - RecordingParams.read
+    assert unused == {"backend_sampling"}  # the engine uses it
 
 
-def test_a_seed_repeats_and_another_does_not(runner: LlamaRunner) -> None:
+def test_the_same_seed_gives_the_same_tokens_and_another_does_not(runner: LlamaRunner) -> None:
     tokens = prompt_tokens(runner.vocab)
-    first = generate(runner, tokens, 30, PLAIN)
-    assert first == generate(runner, tokens, 30, PLAIN, seq=2)
-    assert first != generate(runner, tokens, 30, replace(PLAIN, seed=8))
+    first = generate(runner, tokens, 30, UNTRUNCATED)
+    assert first == generate(runner, tokens, 30, UNTRUNCATED, seq=2)
+    assert first != generate(runner, tokens, 30, replace(UNTRUNCATED, seed=8))
 
 
 def test_a_random_seed_is_reported(runner: LlamaRunner) -> None:
-    seeds = {runner.sampler(replace(PLAIN, seed=RANDOM_SEED), []).seed for _ in range(5)}
+    seeds = {runner.sampler(replace(UNTRUNCATED, seed=RANDOM_SEED), []).seed for _ in range(5)}
     assert len(seeds) == 5
     assert RANDOM_SEED not in seeds
-    assert runner.sampler(PLAIN, []).seed == 7
+    assert runner.sampler(UNTRUNCATED, []).seed == 7
 
 
-def test_dry_breakers_of_any_text_are_harmless(ready: LlamaRunner) -> None:
+def test_accepts_any_text_as_a_dry_sequence_breaker(prefilled: LlamaRunner) -> None:
     breakers = ("é", "☃☃", "x" * 500, "", "\x00", "\ud800", "the qu", "<|im_start|>")
-    params = replace(PLAIN, dry_multiplier=1.0, dry_sequence_breakers=breakers)
+    params = replace(UNTRUNCATED, dry_multiplier=1.0, dry_sequence_breakers=breakers)
     for _ in range(2):  # the second one is a copy of the first
-        sampler = ready.sampler(params, [1, 2, 3] * 20)
-        assert 0 <= ready.sample(0, sampler) < ready.vocab.n_tokens
+        sampler = prefilled.sampler(params, [1, 2, 3] * 20)
+        assert 0 <= prefilled.sample(0, sampler) < prefilled.vocab.n_tokens
 
 
 @pytest.mark.parametrize(
@@ -85,8 +89,8 @@ def test_dry_breakers_of_any_text_are_harmless(ready: LlamaRunner) -> None:
         {"top_k": 1, "xtc_probability": 0.9, "min_keep": 1_000_000},
     ],
 )
-def test_every_member_works_and_repeats_with_its_seed(runner: LlamaRunner, change: dict[str, Any]) -> None:
-    params = replace(PLAIN, **change)
+def test_every_sampler_repeats_its_tokens_with_the_same_seed(runner: LlamaRunner, change: dict[str, Any]) -> None:
+    params = replace(UNTRUNCATED, **change)
     tokens = prompt_tokens(runner.vocab)
     assert generate(runner, tokens, 15, params) == generate(runner, tokens, 15, params)
 
@@ -104,15 +108,15 @@ GREEDY_CHAINS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", GREEDY_CHAINS, ids=lambda changes: " ".join(changes) or "default")
 @pytest.mark.parametrize("n_biased", [0, 1, 3])
-def test_the_highest_logit_is_what_the_whole_chain_takes(
-    ready: LlamaRunner, changes: dict[str, Any], n_biased: int
+def test_greedy_sampling_without_the_chain_gives_the_same_token(
+    prefilled: LlamaRunner, changes: dict[str, Any], n_biased: int
 ) -> None:
-    *biased, best = (int(token) for token in np.argsort(-raw_probabilities(ready))[: n_biased + 1])
+    *biased, best = (int(token) for token in np.argsort(-all_probabilities(prefilled))[: n_biased + 1])
     params = replace(GREEDY, logit_bias=tuple((token, -100.0) for token in biased), **changes)
-    short, whole = ready.sampler(params, []), ready.sampler(params, [])
-    assert short.lowered is not None
-    whole.lowered = None
-    assert ready.sample(0, short) == ready.sample(0, whole) == best
+    shortcut, chain = prefilled.sampler(params, []), prefilled.sampler(params, [])
+    assert shortcut.lowered is not None
+    chain.lowered = None
+    assert prefilled.sample(0, shortcut) == prefilled.sample(0, chain) == best
 
 
 @pytest.mark.parametrize(
@@ -137,62 +141,61 @@ def test_the_highest_logit_is_what_the_whole_chain_takes(
         ({"dry_sequence_breakers": ("a",) * 1000}, "dry_sequence_breakers"),
     ],
 )
-def test_impossible_parameters_name_their_field(runner: LlamaRunner, change: dict[str, Any], param: str) -> None:
+def test_rejects_invalid_parameters_with_their_name(runner: LlamaRunner, change: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        runner.sampler(replace(PLAIN, **change), [])
+        runner.sampler(replace(UNTRUNCATED, **change), [])
     assert caught.value.param == param
 
 
 def extreme_params() -> Iterator[SamplingParams]:
+    names = ("temperature", "dynatemp_range", "dynatemp_exponent", "min_p", "top_p", "typical_p", "mirostat_tau")
     for value in (3.4e38, -3.4e38, 1e-30, 0.0):
-        for name in (
-            "temperature",
-            "dynatemp_range",
-            "dynatemp_exponent",
-            "min_p",
-            "top_p",
-            "typical_p",
-            "mirostat_tau",
-        ):
+        for name in names:
             change: dict[str, Any] = {name: value}
-            yield replace(PLAIN, **change, mirostat=2 if name == "mirostat_tau" else 0)
-            yield replace(PLAIN, **change, dynatemp_range=2.0) if name != "dynatemp_range" else PLAIN
-        yield replace(PLAIN, mirostat=1, mirostat_tau=value, mirostat_eta=value)
-        yield replace(PLAIN, samplers=("adaptive_p",), adaptive_target=value, adaptive_decay=value)
-        yield replace(PLAIN, presence_penalty=value, frequency_penalty=value)
-        yield replace(PLAIN, dry_multiplier=value, dry_base=max(value, 1.0), dry_allowed_length=-5)
+            yield replace(UNTRUNCATED, **change, mirostat=2 if name == "mirostat_tau" else 0)
+            yield replace(UNTRUNCATED, **change, dynatemp_range=2.0) if name != "dynatemp_range" else UNTRUNCATED
+        yield replace(UNTRUNCATED, mirostat=1, mirostat_tau=value, mirostat_eta=value)
+        yield replace(UNTRUNCATED, samplers=("adaptive_p",), adaptive_target=value, adaptive_decay=value)
+        yield replace(UNTRUNCATED, presence_penalty=value, frequency_penalty=value)
+        yield replace(UNTRUNCATED, dry_multiplier=value, dry_base=max(value, 1.0), dry_allowed_length=-5)
 
 
-def test_extreme_but_finite_numbers_do_not_stop_the_process(ready: LlamaRunner) -> None:
+def test_extreme_finite_parameters_give_valid_tokens(prefilled: LlamaRunner) -> None:
     for params in extreme_params():
-        sampler = ready.sampler(params, [5] * 30)
+        sampler = prefilled.sampler(params, [5] * 30)
         for _ in range(3):
-            assert 0 <= ready.sample(0, sampler) < ready.vocab.n_tokens
-            assert 0 <= ready.propose(0, sampler) < ready.vocab.n_tokens
+            assert 0 <= prefilled.sample(0, sampler) < prefilled.vocab.n_tokens
+            assert 0 <= prefilled.propose(0, sampler) < prefilled.vocab.n_tokens
 
 
-def test_end_tokens_are_ignored_also_without_an_eos_token(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignore_eos_suppresses_all_end_tokens_of_a_vocabulary_without_eos(
+    runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runner.vocab, "eos", -1)
     prefill(runner, 0, prompt_tokens(runner.vocab))
     sampler = runner.sampler(replace(GREEDY, ignore_eos=True, logit_bias=((runner.vocab.eot, 1000.0),)), [])
     assert runner.sample(0, sampler) not in runner.vocab.eog
 
 
-def test_infill_needs_an_end_token(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one the library would abort."""
+def test_rejects_the_infill_sampler_for_a_vocabulary_without_end_tokens(
+    runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library would abort."""
     monkeypatch.setattr(runner.vocab, "eot", -1)
-    runner.sampler(replace(PLAIN, samplers=("infill",)), []).close()
+    runner.sampler(replace(UNTRUNCATED, samplers=("infill",)), []).close()
     monkeypatch.setattr(runner.vocab, "eos", -1)
     with pytest.raises(InvalidRequest, match="end token") as caught:
-        runner.sampler(replace(PLAIN, samplers=("infill",)), [])
+        runner.sampler(replace(UNTRUNCATED, samplers=("infill",)), [])
     assert caught.value.param == "samplers"
 
 
-def test_infill_considers_the_most_probable_tokens_only(ready: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compares each with each: with a vocabulary of 150,000 tokens the step thread was busy for minutes."""
-    monkeypatch.setattr("server.llama.sampling.sampler.MOST_CANDIDATES", 1)
-    sampler = ready.sampler(replace(PLAIN, samplers=("infill",)), [])
-    assert ready.sample(0, sampler) == int(raw_probabilities(ready).argmax())
+def test_infill_considers_the_most_probable_tokens_only(
+    prefilled: LlamaRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compares all pairs of candidates, which took minutes for a vocabulary of 150,000 tokens."""
+    monkeypatch.setattr("server.llama.sampling.sampler.MAX_CANDIDATES", 1)
+    sampler = prefilled.sampler(replace(UNTRUNCATED, samplers=("infill",)), [])
+    assert prefilled.sample(0, sampler) == int(all_probabilities(prefilled).argmax())
 
 
 def mask_of(n_vocab: int, *tokens: int) -> bytes:
@@ -201,51 +204,50 @@ def mask_of(n_vocab: int, *tokens: int) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-@pytest.mark.parametrize("params", [PLAIN, SamplingParams(temperature=0.0), replace(PLAIN, mirostat=2)])
-def test_a_mask_leaves_its_tokens_only(ready: LlamaRunner, params: SamplingParams) -> None:
-    sampler = ready.sampler(params, [])
-    before = ready.logprobs(0, 0, 400)
-    mask = mask_of(ready.vocab.n_tokens, 3, 77, 399)
-    assert {ready.propose(0, sampler, mask) for _ in range(50)} <= {3, 77, 399}
-    assert ready.propose(0, sampler, mask_of(ready.vocab.n_tokens, 9)) == 9
-    assert ready.logprobs(0, 0, 400) == before  # the context's logits are untouched
+@pytest.mark.parametrize("params", [UNTRUNCATED, SamplingParams(temperature=0.0), replace(UNTRUNCATED, mirostat=2)])
+def test_only_tokens_of_the_mask_are_sampled(prefilled: LlamaRunner, params: SamplingParams) -> None:
+    sampler = prefilled.sampler(params, [])
+    before = prefilled.logprobs(0, 0, 400)
+    mask = mask_of(prefilled.vocab.n_tokens, 3, 77, 399)
+    assert {prefilled.propose(0, sampler, mask) for _ in range(50)} <= {3, 77, 399}
+    assert prefilled.propose(0, sampler, mask_of(prefilled.vocab.n_tokens, 9)) == 9
+    assert prefilled.logprobs(0, 0, 400) == before  # the logits of the context are unchanged
 
 
-def test_under_a_mask_the_library_does_not_compare_each_candidate_with_each_bias(
-    ready: LlamaRunner, monkeypatch: pytest.MonkeyPatch
+def test_long_biases_are_applied_to_the_vocabulary_before_the_mask(
+    prefilled: LlamaRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does where candidates are out of order: 100,000 of them and 65,536 biases took seconds for each token."""
-    n = ready.vocab.n_tokens
-    sampler = ready.sampler(replace(PLAIN, logit_bias=tuple((t, float(t == 77)) for t in range(n))), [])
-    apply, sizes = ready._candidates._apply, dict[int, int]()
+    """The library compares masked candidates with each bias: 100,000 and 65,536 of them took seconds per token."""
+    n = prefilled.vocab.n_tokens
+    sampler = prefilled.sampler(replace(UNTRUNCATED, logit_bias=tuple((t, float(t == 77)) for t in range(n))), [])
+    apply, sizes = prefilled._candidates._apply, dict[int, int]()
 
-    def watched(member: Any, array: Any) -> None:
+    def recorded(member: Any, array: Any) -> None:
         sizes[ctypes.cast(member, ctypes.c_void_p).value or 0] = array._obj.size
         apply(member, array)
 
-    monkeypatch.setattr(ready._candidates, "_apply", watched)
-    found = [ready.propose(0, sampler, mask_of(n, 3, 77, 399)) for _ in range(50)]
-    assert {*found} == {3, 77, 399}
+    monkeypatch.setattr(prefilled._candidates, "_apply", recorded)
+    assert {prefilled.propose(0, sampler, mask_of(n, 3, 77, 399)) for _ in range(50)} == {3, 77, 399}
     assert sizes[ctypes.cast(sampler.members[0], ctypes.c_void_p).value or 0] == n
     assert {*sizes.values()} == {n, 3}
 
 
 @pytest.mark.parametrize("change", [{"typical_p": 0.5}, {"dynatemp_range": 0.9}, {"mirostat": 1}, {"mirostat": 2}])
-def test_biases_of_other_tokens_do_not_change_what_is_drawn_under_a_mask(
-    ready: LlamaRunner, change: dict[str, Any]
+def test_biases_of_masked_tokens_do_not_change_the_sampled_tokens(
+    prefilled: LlamaRunner, change: dict[str, Any]
 ) -> None:
-    """Long biases are added to the whole vocabulary: as candidates, the others switched off typical-p and mirostat."""
-    mask = mask_of(n := ready.vocab.n_tokens, *(allowed := (3, 77, 399, 9)))
-    params = replace(PLAIN, **change)
-    unbiased = ready.sampler(params, [])
-    biased = ready.sampler(replace(params, logit_bias=tuple((t, 1.0) for t in range(n) if t not in allowed)), [])
-    draws = [[ready.propose(0, one, mask) for _ in range(100)] for one in (unbiased, biased)]
+    """When masked tokens with a bias stayed candidates, typical-p and mirostat had no effect."""
+    mask = mask_of(n := prefilled.vocab.n_tokens, *(allowed := (3, 77, 399, 9)))
+    params = replace(UNTRUNCATED, **change)
+    unbiased = prefilled.sampler(params, [])
+    biased = prefilled.sampler(replace(params, logit_bias=tuple((t, 1.0) for t in range(n) if t not in allowed)), [])
+    draws = [[prefilled.propose(0, one, mask) for _ in range(100)] for one in (unbiased, biased)]
     assert draws[0] == draws[1]
 
 
 @pytest.mark.parametrize("change", [{}, {"presence_penalty": 1.0}, {"dry_multiplier": 1.0}, {"mirostat": 2}])
-def test_propose_and_accept_are_sample(runner: LlamaRunner, change: dict[str, Any]) -> None:
-    params = replace(PLAIN, **change)
+def test_propose_and_accept_give_the_tokens_of_sample(runner: LlamaRunner, change: dict[str, Any]) -> None:
+    params = replace(UNTRUNCATED, **change)
     tokens = prompt_tokens(runner.vocab)
     expected = generate(runner, tokens, 20, params)
     runner.seq_remove(0, 0)
@@ -260,27 +262,28 @@ def test_propose_and_accept_are_sample(runner: LlamaRunner, change: dict[str, An
 
 
 @pytest.mark.parametrize("token", [-1, 400])
-def test_tokens_outside_the_vocabulary_are_not_accepted(ready: LlamaRunner, token: int) -> None:
-    sampler = ready.sampler(replace(PLAIN, presence_penalty=1.0), [])
+def test_rejects_tokens_outside_the_vocabulary(prefilled: LlamaRunner, token: int) -> None:
+    sampler = prefilled.sampler(replace(UNTRUNCATED, presence_penalty=1.0), [])
     with pytest.raises(InternalError):
-        ready.accept(sampler, token)
+        prefilled.accept(sampler, token)
     with pytest.raises(InternalError):
-        ready.sampler(replace(PLAIN, presence_penalty=1.0), [token])
+        prefilled.sampler(replace(UNTRUNCATED, presence_penalty=1.0), [token])
 
 
-def test_a_closed_sampler_raises(ready: LlamaRunner) -> None:
-    sampler: NativeSampler = ready.sampler(PLAIN, [])
+def test_a_closed_sampler_raises(prefilled: LlamaRunner) -> None:
+    sampler: NativeSampler = prefilled.sampler(UNTRUNCATED, [])
     sampler.close()
     sampler.close()
-    for call in (ready.sample, ready.propose):
+    for call in (prefilled.sample, prefilled.propose):
         with pytest.raises(InternalError, match="closed"):
             call(0, sampler)
     del sampler
     gc.collect()
 
 
-def test_a_large_vocabulary_gives_the_gil_away_and_the_same_tokens(gguf_folder: Path) -> None:
-    params = replace(PLAIN, presence_penalty=0.5)
+def test_a_large_vocabulary_is_sampled_without_the_gil(gguf_folder: Path) -> None:
+    """The calls that release the GIL give the same tokens in `sample` and `propose`."""
+    params = replace(UNTRUNCATED, presence_penalty=0.5)
     with open_runner(gguf_file(gguf_folder, TinyModel(n_vocab=70_000, n_embd=32))) as runner:
         tokens = prompt_tokens(runner.vocab)
         expected = generate(runner, tokens, 5, params)
@@ -292,32 +295,33 @@ def test_a_large_vocabulary_gives_the_gil_away_and_the_same_tokens(gguf_folder: 
         assert runner.propose(0, sampler, mask) == 5
 
 
-def test_probabilities_under_a_mask_are_renormalized(ready: LlamaRunner) -> None:
-    p = raw_probabilities(ready)
-    sampler = ready.sampler(PLAIN, [])
-    entry = ready.propose_probs(0, sampler, 5, mask_of(ready.vocab.n_tokens, 10, 20))
+def test_probabilities_under_a_mask_are_renormalized(prefilled: LlamaRunner) -> None:
+    p = all_probabilities(prefilled)
+    sampler = prefilled.sampler(UNTRUNCATED, [])
+    entry = prefilled.propose_probs(0, sampler, 5, mask_of(prefilled.vocab.n_tokens, 10, 20))
     assert {top.id for top in entry.top} == {10, 20}
     assert np.exp(entry.logprob) == pytest.approx(p[entry.id] / (p[10] + p[20]), rel=1e-4)
 
 
 PARAMS = [
-    replace(PLAIN, seed=1),
+    replace(UNTRUNCATED, seed=1),
     GREEDY,
     SamplingParams(temperature=1.5, seed=2),
-    replace(PLAIN, seed=3, repeat_penalty=1.3),
+    replace(UNTRUNCATED, seed=3, repeat_penalty=1.3),
 ]
 
 
 @pytest.fixture
-def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaRunner]:
-    """A runner on whose machine three threads are quicker than one."""
+def parallel_runner(gguf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LlamaRunner]:
+    """A runner that samples in three threads."""
     monkeypatch.setattr(parallel_sampling, "usable_cpus", lambda: 3)
     monkeypatch.setattr(parallel_sampling, "threads_for", lambda n_chains, chain_s, handing_s, n_cpus: min(3, n_cpus))
-    with open_runner(gguf_file(tmp_path, TinyModel())) as runner:
+    with open_runner(gguf_file(gguf_folder)) as runner:
         yield runner
 
 
-def _decoded(runner: LlamaRunner) -> list[list[int]]:
+def decode_prompts(runner: LlamaRunner) -> list[list[int]]:
+    """Decode four prompts in one batch. Returns them."""
     tokens = prompt_tokens(runner.vocab)
     prompts = [tokens[: 3 + i] for i in range(4)]
     for seq in range(4):
@@ -326,50 +330,52 @@ def _decoded(runner: LlamaRunner) -> list[list[int]]:
     return prompts
 
 
-def test_the_tokens_are_those_of_one_after_the_other(large: LlamaRunner) -> None:
-    prompts = _decoded(large)
-    alone = [large.sampler(p, prompt) for p, prompt in zip(PARAMS, prompts, strict=True)]
-    together = [large.sampler(p, prompt) for p, prompt in zip(PARAMS, prompts, strict=True)]
-    first = [large.sampler(PLAIN, prompts[0]) for _ in range(2)]
-    assert len(large.sample_together([(0, first[0]), (2, first[1])])) == 2  # fewer than the threads that there may be
-    for _ in range(8):  # of one decode: the draws go on, and what was accepted is remembered
-        wanted = [large.sample(output, sampler) for output, sampler in enumerate(alone)]
-        drawn = large.sample_together(list(enumerate(together)))
-        assert 1 not in drawn  # the highest logit, which needs no chain
-        assert [drawn.get(o, large.sample(o, together[o]) if o not in drawn else -1) for o in range(4)] == wanted
+def test_parallel_sampling_gives_the_tokens_of_sequential_sampling(parallel_runner: LlamaRunner) -> None:
+    prompts = decode_prompts(parallel_runner)
+    sequential, parallel = (
+        [parallel_runner.sampler(p, prompt) for p, prompt in zip(PARAMS, prompts, strict=True)] for _ in range(2)
+    )
+    first = [parallel_runner.sampler(UNTRUNCATED, prompts[0]) for _ in range(2)]
+    assert len(parallel_runner.sample_together([(0, first[0]), (2, first[1])])) == 2  # fewer chains than threads
+    for _ in range(8):  # random state and accepted tokens continue, although all use the same logits
+        expected = [parallel_runner.sample(output, sampler) for output, sampler in enumerate(sequential)]
+        tokens = dict(parallel_runner.sample_together(list(enumerate(parallel))))
+        assert 1 not in tokens  # greedy sampling needs no chain
+        tokens[1] = parallel_runner.sample(1, parallel[1])
+        assert [tokens[output] for output in range(4)] == expected
 
 
-def test_log_probabilities_change_no_estimate_of_sampling_and_take_no_candidates(large: LlamaRunner) -> None:
-    _decoded(large)
-    parallel = large._parallel
+def test_log_probabilities_do_not_change_the_cost_estimates_of_sampling(parallel_runner: LlamaRunner) -> None:
+    decode_prompts(parallel_runner)
+    parallel = parallel_runner._parallel
     before = parallel._chain_s, parallel._handing_s
-    large.prepare_logprobs([(output, 5) for output in range(4)])
-    assert len(large._distributions) == 4
+    parallel_runner.prepare_logprobs([(output, 5) for output in range(4)])
+    assert len(parallel_runner._distributions) == 4
     assert (parallel._chain_s, parallel._handing_s, parallel._scratch) == (*before, [])
 
 
-def test_log_probabilities_computed_together_are_those_of_one_after_the_other(large: LlamaRunner) -> None:
-    _decoded(large)
-    alone = [large.logprobs(output, 7, 5) for output in range(4)]
-    large._logits(2)[5] = np.nan
-    large._highest = {}  # read them again
-    large.prepare_logprobs([(output, 5) for output in range(4)])
-    assert len(large._distributions) == 3
+def test_parallel_log_probabilities_are_those_of_sequential_ones(parallel_runner: LlamaRunner) -> None:
+    decode_prompts(parallel_runner)
+    alone = [parallel_runner.logprobs(output, 7, 5) for output in range(4)]
+    parallel_runner._logits(2)[5] = np.nan
+    parallel_runner._highest = {}  # read them again
+    parallel_runner.prepare_logprobs([(output, 5) for output in range(4)])
+    assert len(parallel_runner._distributions) == 3
     with pytest.raises(NotNumbers):
-        large.logprobs(2, 7, 5)
-    assert [large.logprobs(output, 7, 5) for output in (0, 1, 3)] == [alone[0], alone[1], alone[3]]
-    assert large.logprobs(0, 7, 2).top == alone[0].top[:2]
+        parallel_runner.logprobs(2, 7, 5)
+    assert [parallel_runner.logprobs(output, 7, 5) for output in (0, 1, 3)] == [alone[0], alone[1], alone[3]]
+    assert parallel_runner.logprobs(0, 7, 2).top == alone[0].top[:2]
 
 
 @pytest.mark.parametrize("bad", [{1}, {0, 1, 2, 3}])
-def test_logits_that_are_no_numbers_fail_their_own_sequence(large: LlamaRunner, bad: set[int]) -> None:
-    prompts = _decoded(large)
-    samplers = [large.sampler(PLAIN, prompt) for prompt in prompts]
+def test_non_finite_logits_fail_only_their_own_sequence(parallel_runner: LlamaRunner, bad: set[int]) -> None:
+    prompts = decode_prompts(parallel_runner)
+    samplers = [parallel_runner.sampler(UNTRUNCATED, prompt) for prompt in prompts]
     for output in bad:
-        view = large._logits(output)
+        view = parallel_runner._logits(output)
         view.flags.writeable = True
         view[5] = np.nan
-    large._highest = {}  # read them again
-    drawn = large.sample_together(list(enumerate(samplers)))
-    assert {output for output, token in drawn.items() if isinstance(token, InternalError)} == bad
-    assert set(drawn) == {0, 1, 2, 3}
+    parallel_runner._highest = {}  # read them again
+    tokens = parallel_runner.sample_together(list(enumerate(samplers)))
+    assert {output for output, token in tokens.items() if isinstance(token, InternalError)} == bad
+    assert set(tokens) == {0, 1, 2, 3}

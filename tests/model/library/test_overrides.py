@@ -1,4 +1,4 @@
-"""Tensors in other buffers and overruled metadata, over the real library."""
+"""Tensor and metadata overrides, and metadata on which the library would abort, with native models."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import pytest
 
 from server.llama.devices import Device, buffer_types
 from server.llama.files.model_file import check_files
-from server.llama.weights import params as placement
+from server.llama.weights import params as weight_params
 from server.llama.weights.params import override_array, overrides
 from server.options.values import metadata_override, tensor_override
 from server.pool.spec import LoadParams, MetadataOverride, TensorOverride
-from tests.model.native_fixtures import failure, generate, load, open_runner, prompt_tokens
+from tests.model.native_fixtures import generate, load, load_failure, open_runner, prompt_tokens
 from tests.support.ggufs import BERT, EXPERTS, HYBRID, SLIDING_WINDOW, gguf_file
 
 
@@ -25,14 +25,14 @@ def tensors(*texts: str) -> tuple[TensorOverride, ...]:
 @pytest.mark.parametrize(
     "native", [{"tensor_overrides": tensors(".*=CPU")}, {"cpu_moe": True}, {"n_cpu_moe": 99}, {"no_host": True}]
 )
-def test_what_stays_on_the_processor_computes_the_same(gguf_folder: Path, native: dict[str, object]) -> None:
+def test_tensors_on_the_cpu_give_the_same_tokens(gguf_folder: Path, native: dict[str, object]) -> None:
     path = gguf_file(gguf_folder, EXPERTS)
     with open_runner(path) as plain, open_runner(path, **native) as other:
         tokens = prompt_tokens(plain.vocab)
         assert generate(plain, tokens, 20) == generate(other, tokens, 20)
 
 
-def test_the_library_overrides_every_tensor_that_a_pattern_finds(
+def test_n_cpu_moe_moves_the_expert_tensors_of_the_first_layers(
     gguf_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(1, "llamapool.llama"):
@@ -42,7 +42,7 @@ def test_the_library_overrides_every_tensor_that_a_pattern_finds(
     assert all(name.startswith("blk.0.ffn_") and "_exps" in name for name in moved)
 
 
-def test_the_configured_patterns_count_first_and_missing_layers_are_left_out(gguf_folder: Path) -> None:
+def test_configured_patterns_precede_those_of_options_without_missing_layers(gguf_folder: Path) -> None:
     header = check_files("m", gguf_file(gguf_folder, EXPERTS)).header
     native = LoadParams(tensor_overrides=tensors("up=CPU"), cpu_moe=True, n_cpu_moe=99, n_cpu_ffn=1)
     patterns = [each.pattern for each in overrides(native, header)]
@@ -58,17 +58,17 @@ def test_the_configured_patterns_count_first_and_missing_layers_are_left_out(ggu
         ("(?=a)?b=CPU", "Mismatched '(' and ')' in regular expression"),
     ],
 )
-def test_what_the_library_cannot_place_is_refused_and_the_process_lives(
-    tiny_path: Path, text: str, problem: str
+def test_rejects_tensor_overrides_on_which_the_library_aborts(tiny_path: Path, text: str, problem: str) -> None:
+    assert problem in load_failure(tiny_path, tensor_overrides=tensors(text))
+
+
+def test_rejects_overrides_of_embeddings_to_a_gpu_and_to_devices_of_others(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert problem in failure(tiny_path, tensor_overrides=tensors(text))
-
-
-def test_rows_are_looked_up_on_the_processor_only(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Device("CUDA0", 1, 1)
-    here = buffer_types()
-    monkeypatch.setattr(placement, "check_buffer_types", lambda names: None)
-    monkeypatch.setattr(placement, "buffer_types", lambda: {**here, "CUDA0": (gpu, 2)})
+    real_types = buffer_types()
+    monkeypatch.setattr(weight_params, "check_buffer_types", lambda names: None)
+    monkeypatch.setattr(weight_params, "buffer_types", lambda: {**real_types, "CUDA0": (gpu, 2)})
     monkeypatch.setattr("server.llama.devices.devices", lambda: [gpu])
     files = check_files("m", tiny_path)
     for pattern in (".*", "[[:alpha:]]+_embd"):
@@ -76,7 +76,7 @@ def test_rows_are_looked_up_on_the_processor_only(tiny_path: Path, monkeypatch: 
             override_array(LoadParams(tensor_overrides=tensors(f"{pattern}=CUDA0")), files)
     placed = override_array(LoadParams(tensor_overrides=tensors("token_embd.weight=CPU", ".*=CUDA0")), files)
     assert placed is not None
-    assert [entry.buft for entry in placed] == [here["CPU"][1], 2, None]
+    assert [entry.buft for entry in placed] == [real_types["CPU"][1], 2, None]
     for native in (
         LoadParams(tensor_overrides=tensors("blk=CUDA0"), devices=((),)),
         LoadParams(tensor_overrides=tensors("blk=CUDA0"), split_mode="none", main_gpu=1),
@@ -85,14 +85,14 @@ def test_rows_are_looked_up_on_the_processor_only(tiny_path: Path, monkeypatch: 
             override_array(native, files)
 
 
-def test_metadata_overrules_the_file(tiny_path: Path) -> None:
+def test_metadata_overrides_replace_values_of_the_file(tiny_path: Path) -> None:
     values = metadata("tokenizer.ggml.add_bos_token=bool:false", "llama.context_length=int:512")
     plain, changed = load(tiny_path), load(tiny_path, metadata_overrides=values, n_ctx=0, n_parallel=1)
     assert (plain.info.add_bos, plain.info.n_ctx_train) == (True, 2048)
     assert (changed.info.add_bos, changed.info.n_ctx_train) == (False, 512)
     runner = changed.runner()
     assert runner.info.n_cells == 512
-    assert plain.info.fingerprint != changed.info.fingerprint  # its saved slots fit nobody else
+    assert plain.info.fingerprint != changed.info.fingerprint  # saved slots of one cannot be restored to the other
     runner.close()
     plain.close()
     changed.close()
@@ -128,24 +128,24 @@ def test_metadata_overrules_the_file(tiny_path: Path) -> None:
         ("jamba.attention.key_length=int:255", "jamba.attention.head_count is 4: so many heads of 255 are not the"),
     ],
 )
-def test_values_that_would_be_ignored_or_end_the_process_are_refused(
-    gguf_folder: Path, text: str, problem: str
-) -> None:
+def test_rejects_metadata_that_the_library_ignores_or_aborts_on(gguf_folder: Path, text: str, problem: str) -> None:
     model = {"bert": BERT, "gemma3": SLIDING_WINDOW, "jamba": HYBRID}.get(text.partition(".")[0], EXPERTS)
-    assert problem in failure(gguf_file(gguf_folder, model), metadata_overrides=metadata(text))
+    assert problem in load_failure(gguf_file(gguf_folder, model), metadata_overrides=metadata(text))
 
 
-def test_a_file_that_does_not_say_how_many_experts_are_used_is_refused(gguf_folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "experts.gguf"
-    path.write_bytes(gguf_file(gguf_folder, EXPERTS).read_bytes().replace(b"expert_used_count", b"expert_uzed_count"))
-    assert "llama.expert_used_count is 0, outside 1 to 4" in failure(path)
-
-
-def test_a_file_without_a_vocabulary_is_refused(tiny_path: Path, tmp_path: Path) -> None:
-    path = tmp_path / "none.gguf"
-    name = b"\x04\0\0\0\0\0\0\0"
-    path.write_bytes(tiny_path.read_bytes().replace(name + b"gpt2", name + b"none"))
-    assert "tokenizer.ggml.model is 'none': a file without a vocabulary" in failure(path)
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (b"expert_used_count", b"expert_uzed_count", "llama.expert_used_count is 0, outside 1 to 4"),
+        (b"\x04" + b"\0" * 7 + b"gpt2", b"\x04" + b"\0" * 7 + b"none", "'none': a file without a vocabulary"),
+    ],
+)
+def test_rejects_files_without_necessary_metadata(
+    gguf_folder: Path, tmp_path: Path, old: bytes, new: bytes, problem: str
+) -> None:
+    path = tmp_path / "incomplete.gguf"
+    path.write_bytes(gguf_file(gguf_folder, EXPERTS).read_bytes().replace(old, new))
+    assert problem in load_failure(path)
 
 
 @pytest.mark.parametrize(
@@ -157,5 +157,5 @@ def test_a_file_without_a_vocabulary_is_refused(tiny_path: Path, tmp_path: Path)
         ("llama.nextn_predict_layers=int:0",),
     ],
 )
-def test_values_at_the_limit_are_taken(gguf_folder: Path, texts: tuple[str, ...]) -> None:
+def test_accepts_metadata_at_the_limits(gguf_folder: Path, texts: tuple[str, ...]) -> None:
     load(gguf_file(gguf_folder, EXPERTS), metadata_overrides=metadata(*texts)).close()

@@ -1,4 +1,4 @@
-"""Two servers side by side, and what differs in the shape of two replies."""
+"""`Pair`: the same request to Llamapool and to llama-server; and the differences of two replies."""
 
 import json
 from collections.abc import Mapping
@@ -8,9 +8,10 @@ from typing import Any
 from tests.support.real_server import RealServer, Reply
 
 ONLY_ASCII = [[token, False] for token in range(128, 256)]
-"""A ``logit_bias`` that forbids the tokens of single bytes past 0x7f: random weights would write invalid UTF-8, and
-how many U+FFFD stand for it is a matter of the JSON library. The tests of streams cover what is cut in a character."""
-VOLATILE = ("id", "created", "system_fingerprint", "timings")  # differ between any two replies
+"""A ``logit_bias`` that bans byte tokens above 0x7f. Otherwise random weights generate invalid UTF-8, for which JSON
+libraries write different numbers of U+FFFD. The tests of streams cover incomplete characters."""
+VOLATILE = ("id", "created", "system_fingerprint", "timings")
+"""Fields that differ between any two replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +22,19 @@ class Pair:
     theirs: RealServer
 
     def request(self, method: str, path: str, body: object = None) -> tuple[Reply, Reply]:
-        """The same request to both, whatever the status."""
+        """Send a request to both, and return the replies with any status."""
         return self.ours.request(method, path, body), self.theirs.request(method, path, body)
 
     def get(self, path: str) -> tuple[Any, Any]:
-        """Both replies to a GET that must succeed."""
+        """Return the JSON of both replies to a GET that must succeed."""
         return self.ours.get(path), self.theirs.get(path)
 
     def post(self, path: str, body: object) -> tuple[Any, Any]:
-        """Both replies to a POST that must succeed."""
+        """Return the JSON of both replies to a POST that must succeed."""
         return self.ours.post(path, body), self.theirs.post(path, body)
 
     def events(self, path: str, body: Mapping[str, object]) -> tuple[list[Any], list[Any]]:
-        """Both streams, parsed; each must end with ``[DONE]``, which is left out."""
+        """Return the parsed events of both streams. Each stream must end with ``[DONE]``, which is omitted."""
         streams = []
         for server in (self.ours, self.theirs):
             *events, done = server.events(path, {**body, "stream": True})
@@ -42,13 +43,12 @@ class Pair:
         return streams[0], streams[1]
 
     def native_events(self, path: str, body: Mapping[str, object]) -> tuple[list[Any], list[Any]]:
-        """Both native streams, parsed, which have no ``[DONE]``."""
+        """Return the parsed events of both streams of an API without ``[DONE]``."""
         ours, theirs = (server.events(path, {**body, "stream": True}) for server in (self.ours, self.theirs))
         return [json.loads(event) for event in ours], [json.loads(event) for event in theirs]
 
 
-def kind(value: object) -> str:
-    """JSON's word for a type; whole numbers are numbers like others."""
+def json_type(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -61,45 +61,44 @@ def kind(value: object) -> str:
 
 
 def shape_differences(ours: object, theirs: object, path: str = "") -> set[str]:
-    """Return the keys that only one of them has, the values of another JSON type, and the arrays of another length.
+    """Return the differences in keys, JSON types and array lengths.
 
-    Arrays are compared element by element; what several elements have in common is said of the first one. ``+a.b`` is a
-    key that only Llamapool has, ``-a.b`` one that it lacks, ``a.b: number/string`` another type, ``a.b: 2/3 elements``
-    another length (ours first).
+    ``+a.b``: a key that only `ours` has. ``-a.b``: a key that only `theirs` has. ``a.b: number/string``: JSON types of
+    both. ``a.b: 2/3 elements``: array lengths of both. If several elements of an array have the same difference, only
+    the first one is returned.
     """
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        found = {f"+{path}{key}" for key in ours.keys() - theirs.keys()}
-        found |= {f"-{path}{key}" for key in theirs.keys() - ours.keys()}
+        differences = {f"+{path}{key}" for key in ours.keys() - theirs.keys()}
+        differences |= {f"-{path}{key}" for key in theirs.keys() - ours.keys()}
         for key in ours.keys() & theirs.keys():
-            found |= shape_differences(ours[key], theirs[key], f"{path}{key}.")
-        return found
+            differences |= shape_differences(ours[key], theirs[key], f"{path}{key}.")
+        return differences
+    name = path.removesuffix(".")
     if isinstance(ours, list) and isinstance(theirs, list):
-        found = set() if len(ours) == len(theirs) else {f"{path.removesuffix('.')}: {len(ours)}/{len(theirs)} elements"}
+        differences = set() if len(ours) == len(theirs) else {f"{name}: {len(ours)}/{len(theirs)} elements"}
         seen = set[str]()
         for i, (own, other) in enumerate(zip(ours, theirs, strict=False)):
-            here = shape_differences(own, other)
-            found |= {_within(difference, f"{path}{i}.") for difference in here - seen}
-            seen |= here
-        return found
-    if kind(ours) != kind(theirs):
-        return {f"{path.removesuffix('.')}: {kind(ours)}/{kind(theirs)}"}
-    return set()
+            of_element = shape_differences(own, other)
+            differences |= {_with_path(difference, f"{path}{i}.") for difference in of_element - seen}
+            seen |= of_element
+        return differences
+    return set() if json_type(ours) == json_type(theirs) else {f"{name}: {json_type(ours)}/{json_type(theirs)}"}
 
 
-def _within(difference: str, path: str) -> str:
-    """Return a difference of an element as one of its array's, whose path is `path`."""
+def _with_path(difference: str, path: str) -> str:
+    """Add the path of an element to its difference."""
     if difference.startswith(("+", "-")):
         return f"{difference[0]}{path}{difference[1:]}"
     return f"{path.removesuffix('.')}{difference}" if difference.startswith(":") else f"{path}{difference}"
 
 
-def steady(reply: Mapping[str, Any]) -> dict[str, Any]:
-    """A reply without what differs between any two."""
+def without_volatile(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a reply without the fields in `VOLATILE`."""
     return {name: value for name, value in reply.items() if name not in VOLATILE}
 
 
 def rounded(value: Any) -> Any:
-    """`value` with every number at six digits: llama-server writes its 32-bit floats with the digits of 64."""
+    """Round all floats in `value` to six digits. llama-server writes 32-bit floats with the digits of 64 bits."""
     if isinstance(value, dict):
         return {name: rounded(entry) for name, entry in value.items()}
     if isinstance(value, list):

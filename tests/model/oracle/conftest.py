@@ -1,7 +1,7 @@
-"""Llamapool and the real llama-server on the same tiny F32 model, started once for all tests of this folder.
+"""Pairs of Llamapool and the real llama-server on the same model, most of them started once per session.
 
-One thread each and weights, keys and values in F32: both libraries then compute the same up to the rounding of another
-instruction set, far below the distance between two tokens' logits, and greedy output can be compared token by token.
+Each server has one thread and F32 weights, keys and values. The results then differ only by rounding, which is far less
+than the difference between the logits of two tokens. Greedy output can therefore be compared token by token.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,24 +20,24 @@ CHAT = "/v1/chat/completions"
 Start = Callable[..., Pair]
 N_SLOTS = 8
 N_CTX = 8 * 1024
-WAIT_QUIETLY = {"OMP_WAIT_POLICY": "passive"}  # idle compute threads leave the cores to the other server
+PASSIVE_WAIT = {"OMP_WAIT_POLICY": "passive"}  # idle compute threads do not spin, so the other server has the cores
 
 
 @pytest.fixture(scope="session")
 def pair(tiny_path: Path) -> Iterator[Pair]:
-    """Both servers, ready."""
+    """Both servers on a tiny model."""
     with ExitStack() as stack:
         yield start_pair(stack, tiny_path)
 
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Pair]:
-    """Both on ``models/demo.gguf``, whose template knows tools and thoughts."""
+    """Both servers on the demo model, whose template supports tools and reasoning."""
     with ExitStack() as stack:
         yield start_pair(stack, DEMO)
 
 
-THINK = """
+REASONING_TEMPLATE = """
 {%- for message in messages %}
 {%- if message.role == 'assistant' %}
 {%- set content = message.content.split('</think>')[-1].lstrip('\\n') %}
@@ -50,17 +50,17 @@ THINK = """
 {{- '<|im_start|>assistant\\n<think>\\n' }}
 {%- endif %}
 """
-"""As that of QwQ and DeepSeek R1: the prompt opens the thoughts."""
+"""As in QwQ and DeepSeek R1, the prompt ends with the start tag of the reasoning."""
 
 
 @pytest.fixture(scope="session")
-def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Both on the default model with `THINK` and a message for the end of a spent budget; two slots of 4096 tokens."""
-    file = tmp_path_factory.mktemp("template") / "think.jinja"
-    file.write_text(THINK)
+def reasoning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Both servers on the demo model with `REASONING_TEMPLATE` and a reasoning budget message."""
+    file = tmp_path_factory.mktemp("template") / "reasoning.jinja"
+    file.write_text(REASONING_TEMPLATE)
     message = " That is enough."
     flags = ("--chat-template-file", file, "--reasoning-budget-message", message)
-    params: dict[str, Value] = {"chat_template": THINK, "use_jinja": True}
+    params: dict[str, Value] = {"chat_template": REASONING_TEMPLATE, "use_jinja": True}
     params |= {"sampling.reasoning_budget_message": message}
     with ExitStack() as stack:
         yield start_pair(stack, DEMO, n_parallel=2, flags=flags, params=params)
@@ -68,7 +68,7 @@ def thinking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Start]:
-    """`start_pair`, whose servers end with the module."""
+    """``start(model, ...)``: `start_pair`, whose servers stop at the end of the module."""
     with ExitStack() as stack:
         yield partial(start_pair, stack)
 
@@ -83,11 +83,11 @@ def start_pair(
     params: Mapping[str, Value] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Pair:
-    """Start both, then wait for both. `params` tell llama-server what `flags` tell Llamapool.
+    """Start both servers and wait for both. `params` for llama-server must correspond to `flags` for Llamapool.
 
-    Speculation is off unless `flags` turn it on: its use depends on the machine, and replies report it.
+    Speculation is off unless `flags` turn it on, because its use depends on the machine and is reported in replies.
     """
-    environment = {**WAIT_QUIETLY, **(environment or {})}
+    environment = {**PASSIVE_WAIT, **(environment or {})}
     theirs = oracle(
         model,
         n_ctx=n_ctx,
@@ -98,8 +98,8 @@ def start_pair(
         environment=environment,
     )
     stack.callback(theirs.stop)
-    every = ("-c", n_ctx, "-np", n_parallel, "-t", 1, "-a", "tiny", "--metrics", "--spec-type", "none", *EXACT, *flags)
-    ours = llamapool(model, *map(str, every), environment=environment)
+    fixed = ("-c", n_ctx, "-np", n_parallel, "-t", 1, "-a", "tiny", "--metrics", "--spec-type", "none", *EXACT)
+    ours = llamapool(model, *map(str, (*fixed, *flags)), environment=environment)
     stack.callback(ours.stop)
     theirs.wait_until_ready()
     ours.wait_until_ready()

@@ -1,4 +1,4 @@
-"""`LlamaCppClient` with the real llama-server: what it does with Llamapool it does there too."""
+"""`LlamaCppClient` with the real llama-server: the same contract as with Llamapool."""
 
 from collections.abc import Iterator
 
@@ -10,14 +10,14 @@ from tests.clients.llamacpp_contract import EmbeddingContract as TestEmbedding  
 from tests.clients.llamacpp_contract import GeneratingContract as TestGenerating  # noqa: F401
 from tests.clients.llamacpp_contract import PerTokenContract as TestPerToken  # noqa: F401
 from tests.clients.llamacpp_contract import RankingContract as TestRanking  # noqa: F401
-from tests.model.oracle.conftest import WAIT_QUIETLY
+from tests.model.oracle.conftest import PASSIVE_WAIT
 from tests.support.ggufs import BERT_RERANKER, TinyModel, gguf_file, lora_file
 from tests.support.oracle import Value, oracle
 
 
 @pytest.fixture(scope="class")
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCppClient]:
-    """A client of llama-server on the class's ``MODEL``."""
+    """A client of llama-server, which serves the ``MODEL`` of the test class."""
     model: TinyModel = request.cls.MODEL
     folder = tmp_path_factory.mktemp("client")
     params: dict[str, Value] = {"embedding": True, **({"pooling_type": 4} if model == BERT_RERANKER else {})}
@@ -32,7 +32,7 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         n_threads=1,
         alias=ALIAS,
         params=params,
-        environment=WAIT_QUIETLY,
+        environment=PASSIVE_WAIT,
     )
-    with server, LlamaCppClient(server.base_url, timeout=120.0) as found:
-        yield found
+    with server, LlamaCppClient(server.base_url, timeout=120.0) as opened:
+        yield opened

@@ -1,1 +1,1 @@
-"""Trained weights: the models that ship, and SmolLM2."""
+"""Trained weights: the shipped models, and SmolLM2."""

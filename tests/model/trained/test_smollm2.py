@@ -1,8 +1,7 @@
-"""Real weights: SmolLM2-135M-Instruct, wherever a claim is about real text.
+"""SmolLM2-135M-Instruct: real text, compared with llama-server and with facts.
 
-In 4 bits, kernels of two builds are half a unit of a logit apart: activations are rounded to 8 bits, so the least
-difference grows to that. Where texts must be equal, the same weights are written as F32 (540 MB), in
-which both libraries agree to 3e-4.
+With 4-bit weights, logits of two builds differ by half a unit, because activations are rounded to 8 bits. Tests of
+equal text therefore use the same weights as F32 (540 MB), with which they differ by 3e-4.
 """
 
 import json
@@ -17,14 +16,14 @@ import pytest
 
 from tests.model.native_fixtures import quantize
 from tests.model.oracle.comparison import Pair
-from tests.model.oracle.conftest import WAIT_QUIETLY, start_pair
+from tests.model.oracle.conftest import PASSIVE_WAIT, start_pair
 from tests.support.closeness import LOGPROB_SPREAD
 from tests.support.downloads import SMOLLM2, needs_smollm2
 from tests.support.real_server import RealServer, llamapool
 
 pytestmark = needs_smollm2
 
-CONTINUED = (
+PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a small village",
     "def fibonacci(n):\n",
@@ -33,7 +32,6 @@ CONTINUED = (
     "Dear Sir or Madam,\n\n",
     "Größe: 5 µm, 価格: 1.000 €; 😀 means",
 )
-ASKED = ("What is the capital of France?", "What is 2 + 2?", "Name three animals that live in the sea.")
 FACTS = {
     "What language is spoken in Spain?": "Spanish",
     "What is 2 + 2?": "4",
@@ -61,8 +59,8 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The same weights as F32, removed at the end: pytest would keep three of them."""
+def f32_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The weights as F32. The file is removed at the end, because pytest would keep three of them."""
     path = tmp_path_factory.mktemp("smollm2") / "smollm2-f32.gguf"
     quantize(SMOLLM2, path, ftype=0)
     yield path
@@ -70,60 +68,61 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def pair(exact: Path) -> Iterator[Pair]:
-    """Llamapool and llama-server on the F32 weights."""
+def pair(f32_path: Path) -> Iterator[Pair]:
+    """Llamapool and llama-server with the F32 weights."""
     with ExitStack() as stack:
-        yield start_pair(stack, exact, n_ctx=4096, n_parallel=4)
+        yield start_pair(stack, f32_path, n_ctx=4096, n_parallel=4)
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RealServer]:
-    """Llamapool on the file as it is."""
-    with llamapool(SMOLLM2, "-c", "4096", "-np", "4", "-t", "1", environment=WAIT_QUIETLY) as running:
+    """Llamapool with the 4-bit weights."""
+    with llamapool(SMOLLM2, "-c", "4096", "-np", "4", "-t", "1", environment=PASSIVE_WAIT) as running:
         yield running
 
 
-def together(server: RealServer, path: str, bodies: Sequence[dict[str, Any]]) -> list[Any]:
-    """The replies to requests that are sent at once."""
+def post_concurrently(server: RealServer, path: str, bodies: Sequence[dict[str, Any]]) -> list[Any]:
     with ThreadPoolExecutor(len(bodies)) as pool:
         return list(pool.map(lambda body: server.post(path, body), bodies))
 
 
-def test_real_text_is_tokenized_as_by_llama_server(pair: Pair) -> None:
-    for text in (*CONTINUED, TEXT, Path(__file__).read_text(encoding="utf-8")):
+def test_tokens_of_real_text_are_those_of_llama_server(pair: Pair) -> None:
+    for text in (*PROMPTS, TEXT, Path(__file__).read_text(encoding="utf-8")):
         ours, theirs = pair.post("/tokenize", {"content": text, "with_pieces": True})
         assert ours == theirs
 
 
-def test_greedy_texts_are_llama_servers(pair: Pair) -> None:
-    bodies = [{"prompt": text, "n_predict": 16, "temperature": 0, "n_probs": 1} for text in CONTINUED]
-    for ours, theirs in zip(*(together(one, "/completion", bodies) for one in (pair.ours, pair.theirs)), strict=True):
+def test_greedy_texts_are_those_of_llama_server(pair: Pair) -> None:
+    bodies = [{"prompt": text, "n_predict": 16, "temperature": 0, "n_probs": 1} for text in PROMPTS]
+    for ours, theirs in zip(
+        *(post_concurrently(one, "/completion", bodies) for one in (pair.ours, pair.theirs)), strict=True
+    ):
         assert ours["content"] == theirs["content"]
         assert len(ours["content"]) > 10
         logprobs = [[entry["logprob"] for entry in reply["completion_probabilities"]] for reply in (ours, theirs)]
         assert logprobs[0] == pytest.approx(logprobs[1], abs=LOGPROB_SPREAD)
 
 
-def test_it_answers_sensibly(server: RealServer) -> None:
-    """Six of eight: where two words are near, another processor may say the other one."""
+def test_replies_contain_most_facts(server: RealServer) -> None:
+    """Six of eight, because rounding on another CPU may change the next token."""
     bodies = [{"messages": [{"role": "user", "content": text}], "max_tokens": 24, "temperature": 0} for text in FACTS]
-    answers = [reply["choices"][0]["message"]["content"] for reply in together(server, "/v1/chat/completions", bodies)]
-    right = [fact.lower() in answer.lower() for answer, fact in zip(answers, FACTS.values(), strict=True)]
-    assert sum(right) >= 6, answers
+    replies = post_concurrently(server, "/v1/chat/completions", bodies)
+    contents = [reply["choices"][0]["message"]["content"] for reply in replies]
+    correct = [fact.lower() in content.lower() for content, fact in zip(contents, FACTS.values(), strict=True)]
+    assert sum(correct) >= 6, contents
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
-def test_an_answer_has_the_schemas_structure_and_real_content(server: RealServer, temperature: float) -> None:
+def test_a_constrained_reply_matches_its_schema_and_has_a_name(server: RealServer, temperature: float) -> None:
     body = {
         "messages": [{"role": "user", "content": "Invent a person: a name, an age and the languages they speak."}],
         "max_tokens": 120,
         "temperature": temperature,
         "seed": 3,
     }
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-    free, *structured = together(
-        server, "/v1/chat/completions", [body, *({**body, "seed": i, "response_format": wanted} for i in range(3))]
-    )
+    response_format = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    bodies = [body, *({**body, "seed": i, "response_format": response_format} for i in range(3))]
+    free, *structured = post_concurrently(server, "/v1/chat/completions", bodies)
     with pytest.raises(ValueError, match="line 1"):
         json.loads(free["choices"][0]["message"]["content"])
     for reply in structured:

@@ -1,8 +1,9 @@
-"""Writes tiny GGUF files with random weights, so that tests run the native library on real files within seconds.
+"""Tiny GGUF files with random weights, for tests of the native library.
 
-``gguf_file(folder, TinyModel(...))`` writes once per folder and options; the models below show what the demo model
-can't. They have 64 dimensions, two layers and 400 tokens. `lora_file` and `control_vector_file` write adapters for the
-plain Llama, `truncated` and `damaged` spoil a file. The same options give the same bytes; every file is under 1 MB.
+``gguf_file(folder, TinyModel(...))`` writes a file once per folder and options. The models below have features that
+the demo model lacks; by default they have 64 dimensions, two layers and 400 tokens. `lora_file` and
+`control_vector_file` write adapters for `PLAIN`; `truncated` and `damaged` write a broken copy of a file. The same
+options give the same bytes. Every file is smaller than 1 MB.
 """
 
 from pathlib import Path
@@ -15,39 +16,38 @@ from tests.support.ggufs.writing import gguf_file
 __all__ = ["CHATML", "PLAIN", "RERANK_PROMPT", "TinyModel", "control_vector_file", "gguf_file", "lora_file"]
 
 REPO_FIM = TinyModel(fim="repo")
-"""As `PLAIN`, with FIM tokens for a repository as well: pad, repository name and file separator."""
+"""`PLAIN` with all FIM tokens: also padding, repository name and file separator."""
 NO_FIM = TinyModel(fim="none")
-"""As `PLAIN`, without FIM tokens: infill can't work."""
+"""`PLAIN` without FIM tokens: no infill."""
 NO_TEMPLATE = TinyModel(chat_template=None)
-"""As `PLAIN`, without a chat template."""
+"""`PLAIN` without a chat template."""
 EXPERTS = TinyModel(n_expert=4)
-"""Mixture of experts: Llama with four, two of them used for each token."""
+"""Mixture of experts: Llama with four experts, two of which are used for each token."""
 RECURRENT = TinyModel(arch="mamba")
-"""Mamba: one state for all that was read, which can't be cut in the middle."""
+"""Mamba: one recurrent state per sequence, which cannot be truncated."""
 HYBRID = TinyModel(arch="jamba")
-"""Jamba: a recurrent layer, then one with attention; can't be cut in the middle either."""
+"""Jamba: a recurrent layer, then an attention layer. Its memory cannot be truncated either."""
 MROPE = TinyModel(arch="qwen2vl")
-"""Qwen2-VL: M-RoPE, where a picture has fewer positions than cells."""
+"""Qwen2-VL: M-RoPE, where an image has fewer positions than cells."""
 SLIDING_WINDOW = TinyModel(arch="gemma3", n_swa=32, swa_pattern=2)
-"""Gemma 3: a layer that sees the last 32 tokens, then one that sees all. Its cache is padded to multiples of 256 cells,
-so tokens are forgotten from there on only, and only where ``swa_full`` is off and the context is larger."""
+"""Gemma 3: a layer that attends to the last 32 tokens, then one that attends to all. Its sliding-window cache is padded
+to a multiple of 256 cells: it drops tokens only if ``swa_full`` is off and the context is larger."""
 BERT = TinyModel(arch="bert", n_ctx=512, chat_template=None, fim="none", pooling="mean")
 """BERT embedding model: WordPiece (lower case, [CLS] and [SEP]), 512 positions, not causal, mean pooling, no KV cache,
-can't generate."""
+no generation."""
 BERT_RERANKER = TinyModel(arch="bert", n_ctx=512, chat_template=None, fim="none", pooling="rank")
 """BERT reranker: two-layer classification head with one score."""
 TEMPLATE_RERANKER = TinyModel(arch="qwen3", pooling="rank", rerank_template=RERANK_PROMPT)
-"""Qwen 3 reranker: causal, its own rerank template, score = softmax of two labels, the first of which counts."""
+"""Qwen 3 reranker: causal, with its own rerank template. The score is the first of two labels' softmax."""
 EMBED_MEAN = TinyModel(pooling="mean")
-"""Llama that embeds: mean of all tokens."""
+"""Llama embedding model: mean of all tokens."""
 EMBED_CLS = TinyModel(pooling="cls", causal=False)
-"""Llama that embeds: the first token's vector; not causal, or that vector would be the same for every text, and so the
-whole prompt must be in one micro-batch although there is a KV cache. BERT with this pooling:
-``TinyModel(arch="bert", n_ctx=512, chat_template=None, fim="none", pooling="cls")``."""
+"""Llama embedding model: the first token's vector. Causal attention would make it the same for every text; without it
+the whole prompt must fit one ubatch although the model has a KV cache."""
 EMBED_LAST = TinyModel(pooling="last")
-"""Llama that embeds: the last token's vector; its prompts may be split over batches."""
+"""Llama embedding model: the last token's vector. A prompt may be split over batches."""
 EMBED_NONE = TinyModel(pooling="none")
-"""Llama that embeds: one vector for each token."""
+"""Llama embedding model: one vector for each token."""
 
 MODELS = MappingProxyType(
     {
@@ -71,15 +71,15 @@ MODELS = MappingProxyType(
 
 
 def truncated(path: Path, keep: float = 0.5) -> Path:
-    """A copy that ends in the middle."""
+    """Write a copy of the first `keep` (0 to 1) of a file. Returns its path."""
     content = path.read_bytes()
-    cut = path.with_name(f"truncated-{keep}-{path.name}")
-    cut.write_bytes(content[: int(len(content) * keep)])
-    return cut
+    copy = path.with_name(f"truncated-{keep}-{path.name}")
+    copy.write_bytes(content[: int(len(content) * keep)])
+    return copy
 
 
 def damaged(path: Path, at: int, replacement: bytes) -> Path:
-    """A copy with other bytes at `at`."""
+    """Write a copy of a file with `replacement` at the offset `at`. Returns its path."""
     content = bytearray(path.read_bytes())
     content[at : at + len(replacement)] = replacement
     copy = path.with_name(f"damaged-{at}-{replacement.hex()[:16]}-{path.name}")

@@ -22,9 +22,10 @@ def lora_file(
     prompt_prefix: str = "",
     invocation_tokens: Sequence[int] = (),
 ) -> Path:
-    """``NAME.gguf``, a LoRA of rank 4 that changes what `PLAIN` writes; another `seed` changes it otherwise.
+    """Write ``NAME.gguf``, a LoRA of rank 4 that changes the replies of `PLAIN`. Returns its path.
 
-    With `invocation_tokens` it is an aLoRA: it acts from the last place in the prompt where these stand.
+    Each `seed` gives other replies. With `invocation_tokens` it is an aLoRA, which applies from their last occurrence
+    in the prompt.
     """
     path = folder / f"{name}.gguf"
     writer = GGUFWriter(path, PLAIN.arch)
@@ -53,7 +54,7 @@ def lora_file(
 
 
 def control_vector_file(folder: Path, name: str = "control", *, seed: int = 21) -> Path:
-    """``NAME.gguf``: one direction for each layer from 1 on (layer 0 has none, by the format's definition)."""
+    """Write ``NAME.gguf`` with a direction for each layer except layer 0 (as the format demands). Returns its path."""
     path = folder / f"{name}.gguf"
     writer = GGUFWriter(path, "controlvector")
     writer.add_string("controlvector.model_hint", PLAIN.arch)

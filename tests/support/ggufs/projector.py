@@ -1,4 +1,4 @@
-"""Projectors with random weights for a `TinyModel`, small enough that a picture takes a few milliseconds."""
+"""Projectors with random weights for a `TinyModel`. Encoding an image takes a few milliseconds."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,13 +16,12 @@ N_MEL = 80
 
 @dataclass(frozen=True, slots=True)
 class TinyProjector:
-    """Options of one file.
+    """Options of one file. Attention heads have 16 dimensions.
 
-    ``mlp``: LLaVA's, pictures of one size, decoded as text is. ``gemma3``: of one size, each embedding sees all.
-    ``qwen2vl``: of any size, with M-RoPE. ``internvl``: in slices of one size, several of which the library encodes
-    together. ``qwen2a``: sounds, 750 embeddings for each half minute. ``qwen3a``: sounds,
-    13 for each second. ``n_embd_text``: the model's. Heads have 16 numbers. ``positions``: the type of the positions'
-    embeddings.
+    ``mlp`` (LLaVA): images of one size, decoded with causal attention. ``gemma3``: images of one size, decoded without
+    causal attention. ``qwen2vl``: images of any size, with M-RoPE. ``internvl``: slices of one size, which the library
+    encodes in batches. ``qwen2a``: audio, 750 embeddings for 30 s. ``qwen3a``: audio, 13 embeddings for 1 s.
+    ``n_embd_text``: dimensions of the model. ``positions``: type of the position embeddings.
     """
 
     kind: Literal["mlp", "gemma3", "qwen2vl", "internvl", "qwen2a", "qwen3a"] = "mlp"
@@ -31,24 +30,23 @@ class TinyProjector:
     n_layer: int = 2
     image_size: int = 64
     patch_size: int = 8
-    n_merge: int = 2  # gemma3 and internvl: patches of a row that become one embedding
+    n_merge: int = 2  # gemma3 and internvl: n_merge x n_merge patches become one embedding
     positions: Literal["F32", "F16"] = "F32"
     seed: int = 31
 
     @property
-    def hears(self) -> bool:
-        """Sounds; the others see pictures."""
+    def is_audio(self) -> bool:
         return self.kind in ("qwen2a", "qwen3a")
 
     @property
     def n_tokens(self) -> int:
-        """Of a picture, where all have the same number."""
+        """Embeddings of an image, for the kinds with images of one size."""
         n = self.image_size // self.patch_size // (self.n_merge if self.kind == "gemma3" else 1)
         return n * n
 
 
 def projector_file(folder: Path, projector: TinyProjector) -> Path:
-    """The path of the file, written if it is not there."""
+    """Return the path of the file, which is written on the first call."""
     source = Path(__file__).read_bytes()
     digest = hashlib.sha256(repr(projector).encode() + source).hexdigest()[:12]
     path = folder / f"mmproj-{projector.kind}-{digest}.gguf"
@@ -63,13 +61,13 @@ def _write(path: Path, projector: TinyProjector) -> None:
     writer = GGUFWriter(path, "clip")
     writer.add_type("mmproj")
     writer.add_name(f"tiny {projector.kind}")
-    encoder = "audio" if projector.hears else "vision"
+    encoder = "audio" if projector.is_audio else "vision"
     writer.add_bool(f"clip.has_{encoder}_encoder", True)
     writer.add_string("clip.projector_type", {"qwen2vl": "qwen2vl_merger"}.get(projector.kind, projector.kind))
     writer.add_bool("clip.use_gelu", True)
     sizes = {"image_size": projector.image_size, "patch_size": projector.patch_size}
     numbers = {
-        **({"num_mel_bins": N_MEL} if projector.hears else sizes),
+        **({"num_mel_bins": N_MEL} if projector.is_audio else sizes),
         "embedding_length": projector.n_embd,
         "feed_forward_length": 2 * projector.n_embd,
         "block_count": projector.n_layer,
@@ -81,7 +79,7 @@ def _write(path: Path, projector: TinyProjector) -> None:
     for name, number in numbers.items():
         writer.add_uint32(f"clip.{encoder}.{name}", number)
     writer.add_float32(f"clip.{encoder}.attention.layer_norm_epsilon", 1e-6)
-    for name in () if projector.hears else ("image_mean", "image_std"):
+    for name in () if projector.is_audio else ("image_mean", "image_std"):
         writer.add_array(f"clip.vision.{name}", [0.5, 0.5, 0.5])
     rng = np.random.default_rng(projector.seed)
     for name, shape in _shapes(projector).items():
@@ -100,33 +98,33 @@ def _weights(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> "np
 
 
 def _shapes(projector: TinyProjector) -> Shapes:
-    """numpy's order: GGUF's, reversed."""
+    """Return the shapes in numpy's order, which is GGUF's reversed."""
     n, n_text, patch = projector.n_embd, projector.n_embd_text, projector.patch_size
     if projector.kind == "qwen2a":
         return _whisper(projector)
     if projector.kind == "qwen3a":
-        return _seconds(projector)
+        return _qwen3_asr(projector)
     shapes: Shapes = {"v.patch_embd.weight": (n, 3, patch, patch)}
     if projector.kind == "qwen2vl":
         shapes |= {"v.patch_embd.weight.1": (n, 3, patch, patch)}
         shapes |= _affine("v.post_ln", n) | _linear("mm.0", 4 * n, 4 * n) | _linear("mm.2", 4 * n, n_text)
     else:
-        n_places = (projector.image_size // patch) ** 2 + (projector.kind == "internvl")
-        shapes |= {"v.patch_embd.bias": (n,), "v.position_embd.weight": (n_places, n)}
+        n_positions = (projector.image_size // patch) ** 2 + (projector.kind == "internvl")
+        shapes |= {"v.patch_embd.bias": (n,), "v.position_embd.weight": (n_positions, n)}
         shapes |= _affine("v.post_ln", n)
     if projector.kind == "gemma3":
         shapes |= {"mm.soft_emb_norm.weight": (n,), "mm.input_projection.weight": (n, n_text)}
     elif projector.kind == "internvl":
-        n_wide, mlp = projector.n_merge**2 * n, "mm.model.mlp"
-        shapes |= {"v.class_embd": (n,)} | _affine(f"{mlp}.0", n_wide)
-        shapes |= _linear(f"{mlp}.1", n_wide, n_text) | _linear(f"{mlp}.3", n_text, n_text)
+        n_merged, mlp = projector.n_merge**2 * n, "mm.model.mlp"
+        shapes |= {"v.class_embd": (n,)} | _affine(f"{mlp}.0", n_merged)
+        shapes |= _linear(f"{mlp}.1", n_merged, n_text) | _linear(f"{mlp}.3", n_text, n_text)
     elif projector.kind == "mlp":
         shapes |= _linear("mm.0", n, n_text) | _linear("mm.2", n_text, n_text)
     return shapes | _layers(projector, "v")
 
 
 def _whisper(projector: TinyProjector) -> Shapes:
-    """Whisper's encoder. Its first layers' biases have two dimensions, and keys have none."""
+    """Whisper's encoder: the biases of the convolutions have two dimensions, keys have no bias."""
     n = projector.n_embd
     shapes: Shapes = {
         **{"a.conv1d.1.weight": (n, N_MEL, 3), "a.conv1d.1.bias": (n, 1)},
@@ -137,8 +135,8 @@ def _whisper(projector: TinyProjector) -> Shapes:
     return {name: shape for name, shape in shapes.items() if not name.endswith("attn_k.bias")}
 
 
-def _seconds(projector: TinyProjector) -> Shapes:
-    """Qwen3-ASR's encoder: three convolutions, and for each second the same 13 positions."""
+def _qwen3_asr(projector: TinyProjector) -> Shapes:
+    """Qwen3-ASR's encoder: three convolutions; each second has the same 13 positions."""
     n, n_channels = projector.n_embd, 8
     shapes = Shapes()
     for number, n_in in ((1, 1), (2, n_channels), (3, n_channels)):

@@ -1,4 +1,4 @@
-"""Names, shapes and random weights of every tensor. Shapes are numpy's: GGUF's, reversed."""
+"""Names, shapes and random weights of all tensors. Shapes are in numpy's order, which is GGUF's reversed."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ T5_BUCKETS = 32
 
 
 def tensors(model: TinyModel) -> Shapes:
-    """All of them, those of the layers last."""
+    """Return the name and shape of every tensor, those of the layers last."""
     if model.arch == "bert":
         return _bert_outer(model) + _layers([_bert_layer(model)] * model.n_layer)
     if model.arch in ("t5", "t5encoder"):
@@ -26,14 +26,14 @@ def tensors(model: TinyModel) -> Shapes:
         ("output.weight", (model.n_vocab, model.n_embd)),
     ]
     if model.pooling == "rank":
-        outer.append(("cls.output.weight", (2, model.n_embd)))  # qwen3's: yes and no
+        outer.append(("cls.output.weight", (2, model.n_embd)))  # qwen3: the labels "yes" and "no"
     layers = [_layer(model, heads_kv) for heads_kv in model.heads_kv]
     return outer + _layers(layers + [_nextn(model)] * model.n_nextn)
 
 
 def weights(rng: np.random.Generator, name: str, shape: tuple[int, ...], depth: float = 1.0) -> Array:
-    """Random ones of a size that suits the tensor's part; `depth`: `TinyModel`'s."""
-    if name.endswith("nextn.eh_proj.weight"):  # the token's embedding, and nothing of the hidden state
+    """Return random weights whose scale suits the tensor. ``depth``: as in `TinyModel`."""
+    if name.endswith("nextn.eh_proj.weight"):  # passes the token's embedding on, ignores the hidden state
         return np.eye(*shape, dtype=np.float32)
     if name.endswith("norm.weight"):
         return np.ones(shape, np.float32)
@@ -41,10 +41,10 @@ def weights(rng: np.random.Generator, name: str, shape: tuple[int, ...], depth: 
         return np.zeros(shape, np.float32)
     if name.endswith("ssm_a"):
         return -np.abs(rng.standard_normal(shape, np.float32))
-    # wide enough that the next token depends on what came before, narrow enough to stay finite
-    adds = any(part in name for part in ("attn_output", "ffn_down", "ssm_out"))
-    wide = 1.5 * depth if adds else 1.5
-    return rng.standard_normal(shape, np.float32) * np.float32(wide / np.sqrt(shape[-1]))
+    # large enough that the next token depends on the earlier ones, small enough to stay finite
+    is_residual = any(part in name for part in ("attn_output", "ffn_down", "ssm_out"))
+    scale = 1.5 * depth if is_residual else 1.5
+    return rng.standard_normal(shape, np.float32) * np.float32(scale / np.sqrt(shape[-1]))
 
 
 def _layers(layers: list[Shapes]) -> Shapes:
@@ -66,7 +66,7 @@ def _layer(model: TinyModel, heads_kv: int) -> Shapes:
 
 
 def _nextn(model: TinyModel) -> Shapes:
-    """Qwen 3.5's is a layer that attends; GLM 4.5's has experts, also one for every token."""
+    """Return an MTP head. Qwen 3.5's is an attention layer; GLM 4.5's has experts, one of them shared."""
     n_embd, n_ff, n_expert = model.n_embd, model.n_ff, NEXTN_EXPERTS
     own: Shapes = [(f"nextn.{name}.weight", (n_embd,)) for name in ("enorm", "hnorm", "shared_head_norm")]
     if model.arch == "qwen35":
@@ -91,7 +91,7 @@ def _attention(model: TinyModel, heads_kv: int) -> Shapes:
 
 
 def _gated_attention(model: TinyModel) -> Shapes:
-    """Qwen 3.5's: of each head the query and a gate."""
+    """Qwen 3.5: each head has a query and a gate."""
     (_, query), *others = _attention(model, model.n_head_kv)
     heads: Shapes = [(f"attn_{part}_norm.weight", (model.head_size,)) for part in "qk"]
     return [("attn_q.weight", (2 * query[0], query[1])), *others, *heads]
@@ -114,21 +114,13 @@ def _delta_net(model: TinyModel) -> Shapes:
 
 
 def _feed_forward(model: TinyModel) -> Shapes:
-    n_embd, n_ff = model.n_embd, model.n_ff
-    if not model.n_expert:
-        return [
-            ("ffn_norm.weight", (n_embd,)),
-            ("ffn_gate.weight", (n_ff, n_embd)),
-            ("ffn_up.weight", (n_ff, n_embd)),
-            ("ffn_down.weight", (n_embd, n_ff)),
-        ]
-    return [
-        ("ffn_norm.weight", (n_embd,)),
-        ("ffn_gate_inp.weight", (model.n_expert, n_embd)),
-        ("ffn_gate_exps.weight", (model.n_expert, n_ff, n_embd)),
-        ("ffn_up_exps.weight", (model.n_expert, n_ff, n_embd)),
-        ("ffn_down_exps.weight", (model.n_expert, n_embd, n_ff)),
-    ]
+    n_embd, n_ff, n_expert = model.n_embd, model.n_ff, model.n_expert
+    norm: Shapes = [("ffn_norm.weight", (n_embd,))]
+    matrices: dict[str, tuple[int, ...]] = {"gate": (n_ff, n_embd), "up": (n_ff, n_embd), "down": (n_embd, n_ff)}
+    if not n_expert:
+        return norm + [(f"ffn_{name}.weight", shape) for name, shape in matrices.items()]
+    experts: Shapes = [(f"ffn_{name}_exps.weight", (n_expert, *shape)) for name, shape in matrices.items()]
+    return [*norm, ("ffn_gate_inp.weight", (n_expert, n_embd)), *experts]
 
 
 def _further_norms(model: TinyModel) -> Shapes:
@@ -164,7 +156,7 @@ def _mamba_norms(model: TinyModel) -> Shapes:
 
 
 def _t5(model: TinyModel) -> Shapes:
-    """An encoder, and a decoder that looks at what it has read."""
+    """Return an encoder, and for ``t5`` also a decoder with cross-attention."""
     n_embd, n_ff = model.n_embd, model.n_ff
     feed: Shapes = [
         ("ffn_norm.weight", (n_embd,)),

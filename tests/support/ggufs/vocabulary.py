@@ -1,5 +1,4 @@
-"""Three vocabularies: byte-level BPE (bytes, merges learned from a short text, specials), SentencePiece with bytes to
-fall back to, and WordPiece (BERT's)."""
+"""Vocabularies: byte-level BPE with merges learned from `CORPUS`, SentencePiece with byte fallback, and WordPiece."""
 
 import string
 from collections import Counter
@@ -14,9 +13,9 @@ FIM_TOKENS: dict[Fim, tuple[str, ...]] = {
     "none": (),
     "file": ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     "repo": ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
-}  # llama.cpp knows them by their text (llama-vocab.cpp)
+}  # llama.cpp recognizes them by their text (llama-vocab.cpp)
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-WORD_START = "\u2581"  # how llama.cpp spells the beginning of a word in WordPiece; "##" is dropped on conversion
+WORD_START = "\u2581"  # llama.cpp's prefix of a word's first token; WordPiece's "##" is dropped on conversion
 CORPUS = (
     "the quick brown fox jumps over the lazy dog and then the other animals of the forest come together to see "
     "what the server is doing with the tokens that it reads in the stream of requests, one after the other, while "
@@ -25,7 +24,7 @@ CORPUS = (
 
 
 def write_vocabulary(writer: GGUFWriter, model: TinyModel) -> None:
-    """All of ``tokenizer.*`` but the chat templates."""
+    """Write all ``tokenizer.*`` keys except the chat templates."""
     if model.arch == "bert":
         _write_word_pieces(writer, model)
     elif model.tokenizer == "spm":
@@ -49,7 +48,7 @@ def _write_byte_pairs(writer: GGUFWriter, model: TinyModel) -> None:
 
 
 def _write_sentence_pieces(writer: GGUFWriter, model: TinyModel) -> None:
-    """Llama 2's kind: letters and words with scores; every other character is spelled by its bytes."""
+    """Write letters and words with scores, as in Llama 2; other characters become byte tokens."""
     letters = [*string.ascii_letters, *string.digits, *string.punctuation, WORD_START, "\u00e9"]
     words = sorted({WORD_START + word.strip(",;") for word in CORPUS.split()})
     pieces = [*letters, *words, '{"', '":', '",', "}]", "the", "ing"]
@@ -89,14 +88,14 @@ def _write_word_pieces(writer: GGUFWriter, model: TinyModel) -> None:
 def _write_tokens(
     writer: GGUFWriter, tokens: list[str], n_vocab: int, specials: tuple[str, ...], *, specials_first: bool
 ) -> dict[str, int]:
-    """Tokens and their types, filled up to `n_vocab`; the id of each text."""
+    """Write tokens and their types, padded to `n_vocab` with unused ones. Returns the id of each text."""
     filler = [f"<unused{i}>" for i in range(n_vocab - len(tokens) - len(specials))]
     groups = [(tokens, TokenType.NORMAL), (filler, TokenType.UNUSED)]
     groups.insert(0 if specials_first else 2, (list(specials), TokenType.CONTROL))
-    everything = [token for group, _ in groups for token in group]
-    writer.add_token_list(everything)
+    all_tokens = [token for group, _ in groups for token in group]
+    writer.add_token_list(all_tokens)
     writer.add_token_types([int(kind) for group, kind in groups for _ in group])
-    return {token: i for i, token in enumerate(everything)}
+    return {token: i for i, token in enumerate(all_tokens)}
 
 
 @cache
@@ -128,7 +127,7 @@ def _merged(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 
 
 def byte_letters() -> dict[int, str]:
-    """GPT-2's printable letter for each byte."""
+    """Return GPT-2's printable character for each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {b: chr(b) for b in printable}
     others = [b for b in range(256) if b not in letters]

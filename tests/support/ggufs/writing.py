@@ -1,4 +1,4 @@
-"""`gguf_file` writes a `TinyModel`, once per folder and options."""
+"""`gguf_file`: write the file of a `TinyModel`, once per folder and options."""
 
 import hashlib
 from functools import cache
@@ -24,7 +24,7 @@ RECURRENT = ("mamba", "jamba")
 
 
 def gguf_file(folder: Path, model: TinyModel = PLAIN) -> Path:
-    """The path of the file for `model`, written if it is not there."""
+    """Return the path of the file for `model`, which is written on the first call."""
     digest = hashlib.sha256(repr(model).encode() + _sources()).hexdigest()[:12]
     path = folder / f"tiny-{model.arch}-{digest}.gguf"
     if not path.exists():
@@ -87,7 +87,7 @@ def _write_hyperparameters(writer: GGUFWriter, model: TinyModel) -> None:
 
 
 def _write_glm(writer: GGUFWriter, model: TinyModel) -> None:
-    """Its layers are dense, its MTP heads have experts."""
+    """GLM 4.5: dense layers, MTP heads with experts."""
     writer.add_expert_count(NEXTN_EXPERTS)
     writer.add_expert_used_count(EXPERTS_USED)
     writer.add_expert_shared_count(1)
@@ -96,7 +96,7 @@ def _write_glm(writer: GGUFWriter, model: TinyModel) -> None:
 
 
 def _write_delta_net(writer: GGUFWriter, model: TinyModel) -> None:
-    """Every other layer attends, the others are gated delta nets."""
+    """Qwen 3.5: every second layer has attention, the others are gated delta nets."""
     writer.add_full_attention_interval(2)
     writer.add_ssm_conv_kernel(SSM_CONV)
     writer.add_ssm_inner_size(model.n_embd)
@@ -121,7 +121,7 @@ def _write_attention(writer: GGUFWriter, model: TinyModel) -> None:
     writer.add_value_length(model.head_size)
     writer.add_rope_dimension_count(model.head_size)
     writer.add_rope_freq_base(10000.0)
-    if model.arch in ("qwen2vl", "qwen35"):  # M-RoPE: of each head, so much for time, height and width
+    if model.arch in ("qwen2vl", "qwen35"):  # M-RoPE: dimensions of a head for time, height and width
         n = model.head_size // 8
         writer.add_rope_dimension_sections([2 * n, n, n, 0])
     if model.arch in ("t5", "t5encoder"):
@@ -143,7 +143,7 @@ def _write_templates(writer: GGUFWriter, model: TinyModel) -> None:
 
 
 def finish(writer: GGUFWriter) -> None:
-    """Write all that was added, and close the file."""
+    """Write header, metadata and tensors, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

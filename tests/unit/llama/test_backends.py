@@ -1,4 +1,4 @@
-"""The version of the library, and builds whose backends are libraries of their own."""
+"""The library: version check, separate backend libraries, collected error lines. Uses a fake library."""
 
 import ctypes
 from importlib.metadata import requires
@@ -11,7 +11,7 @@ from server.llama import LIBRARY_VERSION, check_version
 from server.llama.library import collect_errors, load_backends, log_callback
 
 
-def test_only_the_pinned_version_of_the_library_is_used() -> None:
+def test_accepts_only_the_pinned_library_version() -> None:
     assert f"llama-cpp-python=={LIBRARY_VERSION}" in (requires("llamapool") or [])
     check_version(LIBRARY_VERSION)
     check_version(f"{LIBRARY_VERSION}+cu124")
@@ -20,8 +20,8 @@ def test_only_the_pinned_version_of_the_library_is_used() -> None:
             check_version(other)
 
 
-class _Library:
-    """Stands in for libllama.so: `before` backends are built in, `after` are there once a folder was searched."""
+class FakeLibrary:
+    """libllama.so with `before` built-in backends, and `after` backends after a folder was searched."""
 
     _name = "/somewhere/llama_cpp/lib/libllama.so"
 
@@ -39,25 +39,23 @@ class _Library:
 
 
 @pytest.mark.parametrize(("before", "searched"), [(0, [b"/somewhere/llama_cpp/lib"]), (2, [])])
-def test_backends_that_are_not_built_in_are_loaded_once_from_the_folder_of_the_bindings(
-    before: int, searched: list[bytes]
-) -> None:
-    library = _Library(before, 1)
+def test_loads_backends_once_from_the_library_folder_if_none_is_built_in(before: int, searched: list[bytes]) -> None:
+    library = FakeLibrary(before, 1)
     for _ in range(2):
         load_backends(cast(ctypes.CDLL, library))
     assert library.searched == searched
 
 
-def test_no_backend_is_an_error_that_names_the_folder() -> None:
+def test_a_missing_backend_raises_an_error_with_the_searched_folder() -> None:
     with pytest.raises(InternalError, match="/somewhere/llama_cpp/lib contains no backend"):
-        load_backends(cast(ctypes.CDLL, _Library(0, 0)))
+        load_backends(cast(ctypes.CDLL, FakeLibrary(0, 0)))
 
 
-def test_errors_are_collected_after_a_call_within_that_collects_its_own() -> None:
-    """As of a medium that is preprocessed before it is encoded."""
-    with collect_errors(quiet=True) as errors:
-        with collect_errors(quiet=True) as own:
+def test_a_nested_collect_errors_does_not_end_the_outer_one() -> None:
+    """Encoding an image collects errors around its preprocessing, which collects its own."""
+    with collect_errors(quiet=True) as outer:
+        with collect_errors(quiet=True) as inner:
             log_callback(4, b"of preprocessing\n", None)
         log_callback(4, b"of encoding\n", None)
-    log_callback(4, b"of nobody\n", None)
-    assert (errors, own) == (["of encoding"], ["of preprocessing"])
+    log_callback(4, b"not collected\n", None)
+    assert (outer, inner) == (["of encoding"], ["of preprocessing"])

@@ -1,4 +1,4 @@
-"""Contexts: padded runs, their cost, candidates of a token, texts of special tokens."""
+"""Pure functions of contexts: batch padding, cost measurement, token masks, and splitting a text at special tokens."""
 
 import numpy as np
 import pytest
@@ -31,13 +31,13 @@ def padded(lengths: list[int], evaluation_tokens: float, n_ubatch: int = 512) ->
         ([5, 6, 5, 4], 9, 23, [6, 6, 6, 4]),  # 24 tokens do not fit one evaluation
     ],
 )
-def test_runs_of_similar_length_are_padded(
+def test_adjacent_runs_of_similar_length_are_padded_to_the_longest(
     lengths: list[int], evaluation_tokens: float, n_ubatch: int, expected: list[int]
 ) -> None:
     assert padded(lengths, evaluation_tokens, n_ubatch) == expected
 
 
-def test_a_gap_between_sequences_separates_groups() -> None:
+def test_a_gap_in_the_sequence_ids_separates_padding_groups() -> None:
     entries = [BatchEntry(seq, 0, [1] * n, n_outputs=1) for seq, n in ((0, 5), (1, 6), (3, 7))]
     assert padded_lengths(entries, 9, 512) == [6, 6, 7]
 
@@ -54,22 +54,24 @@ def test_padding_never_costs_more_than_it_saves(lengths: list[int], evaluation_t
 
 
 @given(st.lists(st.integers(1, 40), max_size=12))
-def test_evaluations_are_counted_as_the_library_splits_a_batch(lengths: list[int]) -> None:
+def test_n_evaluations_matches_how_the_library_splits_a_batch(lengths: list[int]) -> None:
     assert n_evaluations(lengths) == evaluations(enumerate(lengths), 10**6)
 
 
 @pytest.mark.parametrize(
     ("seconds", "quickest_s", "n_runs"),
     [
-        pytest.param([0.010, 0.0109, 0.001], 0.010, 2, id="two that agree are enough"),
-        pytest.param([0.9, 0.010, 0.0101, 0.001], 0.010, 3, id="the first one builds the graph"),
-        pytest.param([0.02, 0.015, 0.010, 0.0101, 0.001], 0.010, 4, id="a disturbed one is repeated"),
-        pytest.param([0.06, 0.05, 0.04, 0.03, 0.02, 0.01, 0.001], 0.01, 6, id="at most six"),
-        pytest.param([1.1, 0.6, 0.001], 0.6, 2, id="two slow ones are enough"),
-        pytest.param([0.6, 0.3, 0.2, 0.001], 0.2, 3, id="no more than a second or two"),
+        pytest.param([0.010, 0.0109, 0.001], 0.010, 2, id="two runs agree"),
+        pytest.param([0.9, 0.010, 0.0101, 0.001], 0.010, 3, id="the first run builds the graph"),
+        pytest.param([0.02, 0.015, 0.010, 0.0101, 0.001], 0.010, 4, id="two disturbed runs"),
+        pytest.param([0.06, 0.05, 0.04, 0.03, 0.02, 0.01, 0.001], 0.01, 6, id="at most six runs"),
+        pytest.param([1.1, 0.6, 0.001], 0.6, 2, id="two runs of more than a second"),
+        pytest.param([0.6, 0.3, 0.2, 0.001], 0.2, 3, id="three runs of more than a second"),
     ],
 )
-def test_a_measurement_ends_as_soon_as_runs_agree(seconds: list[float], quickest_s: float, n_runs: int) -> None:
+def test_quickest_stops_when_two_runs_agree_or_take_too_long(
+    seconds: list[float], quickest_s: float, n_runs: int
+) -> None:
     numbers: list[int] = []
 
     def run(number: int) -> float:
@@ -81,8 +83,8 @@ def test_a_measurement_ends_as_soon_as_runs_agree(seconds: list[float], quickest
 
 
 @given(st.sets(st.integers(0, 2047), min_size=1), st.integers(0, 40))
-def test_the_ids_are_those_of_the_set_bits_few_or_many(tokens: set[int], n_past_the_end: int) -> None:
-    n_vocab = 2048 - n_past_the_end
+def test_allowed_tokens_are_the_set_bits_of_a_mask(tokens: set[int], n_padding_bits: int) -> None:
+    n_vocab = 2048 - n_padding_bits
     bits = np.zeros(2048, np.uint8)
     bits[list(tokens)] = 1
     mask = np.packbits(bits, bitorder="little").tobytes()
@@ -95,7 +97,7 @@ def test_the_ids_are_those_of_the_set_bits_few_or_many(tokens: set[int], n_past_
 
 
 @pytest.mark.parametrize("n_bytes", [252, 257])
-def test_a_mask_is_as_long_as_the_vocabulary_and_of_whole_words(n_bytes: int) -> None:
+def test_rejects_a_token_mask_of_a_wrong_length(n_bytes: int) -> None:
     with pytest.raises(InternalError, match=f"a token mask of {n_bytes} bytes"):
         allowed_tokens(b"\xff" * n_bytes, 2048)
 
@@ -107,17 +109,25 @@ def pieces(raw: bytes, *texts: bytes) -> list[bytes]:
     return list(SpecialTexts(texts).pieces(raw))
 
 
-def test_a_special_text_that_another_overlaps_is_no_place_to_cut() -> None:
-    for raw, rival in ((b"<end><", b"><"), (b"<<end>", b"<<"), (b"<end>", b"end"), (b"a<end>b", b"a<end>b")):
-        assert pieces(FILL + raw + FILL, b"<end>", rival) in ([FILL + raw + FILL], [FILL + b"a<end>b", FILL])
-
-
-def test_runs_of_a_text_that_overlaps_itself_are_not_cut() -> None:
-    assert pieces(FILL + b"aaa" + FILL, b"aa") == [FILL + b"aaa" + FILL]
-    assert pieces(FILL + b"aa" + FILL, b"aa") == [FILL + b"aa", FILL]
+@pytest.mark.parametrize(
+    ("raw", "special", "is_split"),
+    [
+        (b"<end><", [b"<end>", b"><"], False),
+        (b"<<end>", [b"<end>", b"<<"], False),
+        (b"<end>", [b"<end>", b"end"], False),
+        (b"a<end>b", [b"<end>", b"a<end>b"], False),
+        (b"aaa", [b"aa"], False),  # it overlaps itself
+        (b"aa", [b"aa"], True),
+    ],
+)
+def test_a_text_is_split_only_after_special_tokens_without_an_overlap(
+    raw: bytes, special: list[bytes], is_split: bool
+) -> None:
+    expected = [FILL + raw, FILL] if is_split else [FILL + raw + FILL]
+    assert pieces(FILL + raw + FILL, *special) == expected
 
 
 @given(st.lists(st.sampled_from([b"<a>", b"<", b">", b"a", FILL]), max_size=40), st.sets(st.binary(max_size=3)))
-def test_no_byte_is_lost(parts: list[bytes], texts: set[bytes]) -> None:
+def test_split_pieces_join_to_the_text(parts: list[bytes], texts: set[bytes]) -> None:
     raw = b"".join(parts)
     assert b"".join(pieces(raw, b"<a>", *texts)) == raw

@@ -1,4 +1,4 @@
-"""GGUF headers: what is read of them, and what a model is for."""
+"""GGUF headers: rejection of broken files, and a model's roles (generation, embedding), with generated files."""
 
 import struct
 from contextlib import suppress
@@ -19,18 +19,13 @@ from tests.support.ggufs import TinyModel, damaged, gguf_file
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("headers")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gguf_file(tmp_path_factory.mktemp("headers"), TinyModel(n_vocab=300, n_embd=32))
 
 
-@pytest.fixture(scope="module")
-def good(folder: Path) -> Path:
-    return gguf_file(folder, TinyModel(n_vocab=300, n_embd=32))
-
-
-def test_every_truncation_is_noticed(good: Path, folder: Path) -> None:
+def test_rejects_every_truncation(good: Path) -> None:
     data = good.read_bytes()
-    path = folder / "cut.gguf"
+    path = good.with_name("truncated.gguf")
     for length in {*range(0, 400, 7), *range(400, len(data), 997), len(data) - 40}:
         path.write_bytes(data[:length])
         with pytest.raises(BrokenFileError):
@@ -48,34 +43,32 @@ def test_every_truncation_is_noticed(good: Path, folder: Path) -> None:
         (24, b"\xff" * 8, "truncated"),
     ],
 )
-def test_a_damaged_preamble_is_named(good: Path, at: int, replacement: bytes, expected: str) -> None:
+def test_rejects_a_damaged_preamble(good: Path, at: int, replacement: bytes, expected: str) -> None:
     with pytest.raises(BrokenFileError, match=expected):
         read_header(damaged(good, at, replacement))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.lists(st.tuples(st.integers(0, 12_000), st.binary(min_size=1, max_size=8)), max_size=4))
-def test_any_damage_is_read_or_refused_but_nothing_else(
-    good: Path, folder: Path, changes: list[tuple[int, bytes]]
-) -> None:
+def test_random_damage_raises_nothing_but_model_failed(good: Path, changes: list[tuple[int, bytes]]) -> None:
     data = bytearray(good.read_bytes())
     for at, replacement in changes:
         data[at : at + len(replacement)] = replacement
-    path = folder / "fuzzed.gguf"
+    path = good.with_name("fuzzed.gguf")
     path.write_bytes(bytes(data))
     with suppress(ModelFailed):
         check_files("m", path)
 
 
-def test_a_vocabulary_with_twins_is_refused(good: Path) -> None:
-    """The library would end the process. What is behind a zero is not seen there, and what is empty gets a name."""
+def test_rejects_a_vocabulary_with_the_same_token_twice(good: Path) -> None:
+    """The library would abort. It reads a token up to its first zero byte, and renames empty tokens."""
     at = good.read_bytes().index(struct.pack("<Q", 1) + b"y") + 8
     with pytest.raises(BrokenFileError, match="has the same token twice"):
         read_header(damaged(good, at, b"x"))
     assert read_header(damaged(good, at, b"\0")).lengths["tokenizer.ggml.tokens"] == 300
 
 
-GENERATES, EMBEDS, BOTH = (True, False), (False, True), (True, True)
+GENERATES, EMBEDS, BOTH = (True, False), (False, True), (True, True)  # (generates, embeds)
 
 
 def header(arch: str = "llama", pooling: int | None = None) -> GgufHeader:
@@ -100,12 +93,14 @@ def header(arch: str = "llama", pooling: int | None = None) -> GgufHeader:
         (header(), {"embedding": True, "pooling": "rank"}, EMBEDS),
     ],
 )
-def test_what_a_model_is_for(file: GgufHeader, native: dict[str, Any], expected: tuple[bool, bool]) -> None:
+def test_roles_depend_on_the_file_and_the_settings(
+    file: GgufHeader, native: dict[str, Any], expected: tuple[bool, bool]
+) -> None:
     params = LoadParams(**native)
     assert (generates(file, params), embeds(file, params)) == expected
 
 
-def test_the_setting_overrides_the_files_pooling() -> None:
+def test_the_pooling_setting_overrides_the_file() -> None:
     assert pooling_of(header(pooling=1), LoadParams()) is Pooling.MEAN
     assert pooling_of(header(pooling=1), LoadParams(pooling="cls")) is Pooling.CLS
     assert pooling_of(header(), LoadParams()) is Pooling.NONE

@@ -1,1 +1,1 @@
-"""What each API says beside llama-server: replies, streams, errors, counts."""
+"""Each API compared with llama-server: replies, streams, errors, token counts."""

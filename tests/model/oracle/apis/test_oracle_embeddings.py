@@ -1,7 +1,6 @@
-"""Vectors, scores and refusals of the embedding and rerank endpoints against llama-server's.
+"""Embeddings, rerank scores and errors compared with llama-server.
 
-`test_oracle_compatibility` sends each endpoint's formats, and `library/test_llama_embedding.py` covers every pooling.
-Without flash attention, whose rounding depends on how a batch is cut, and with F32 caches.
+`test_oracle_compatibility` covers the formats of each endpoint, `library/test_llama_embedding.py` the pooling types.
 """
 
 from pathlib import Path
@@ -27,7 +26,7 @@ TEXTS: list[Any] = [
 DOCUMENTS = ["the dog", "a stream of tokens", "", "the quick brown fox jumps over the lazy dog", "x"]
 
 
-def started(start: Start, name: str, folder: Path, pooling: str = "") -> Pair:
+def start_embedder(start: Start, name: str, folder: Path, pooling: str = "") -> Pair:
     params: dict[str, Any] = {"embedding": True} | ({"pooling_type": 4} if pooling else {})
     flags = ("--embeddings", *(["--pooling", pooling] if pooling else []))
     return start(gguf_file(folder, MODELS[name]), n_ctx=1024, n_parallel=2, flags=flags, params=params)
@@ -35,15 +34,15 @@ def started(start: Start, name: str, folder: Path, pooling: str = "") -> Pair:
 
 @pytest.fixture(scope="module", params=["bert", "embed-none"])
 def embedding(request: pytest.FixtureRequest, start: Start, gguf_folder: Path) -> Pair:
-    return started(start, request.param, gguf_folder)
+    return start_embedder(start, request.param, gguf_folder)
 
 
 @pytest.fixture(scope="module")
-def ranking(start: Start, gguf_folder: Path) -> Pair:
-    return started(start, "template-reranker", gguf_folder, "rank")
+def reranking(start: Start, gguf_folder: Path) -> Pair:
+    return start_embedder(start, "template-reranker", gguf_folder, "rank")
 
 
-def test_vectors_are_the_same(embedding: Pair) -> None:
+def test_embeddings_are_equal(embedding: Pair) -> None:
     for text in TEXTS:
         (ours,), (theirs,) = embedding.post("/embedding", {"content": text})
         assert same_vectors(ours["embedding"], theirs["embedding"]), text
@@ -54,21 +53,21 @@ def test_vectors_are_the_same(embedding: Pair) -> None:
 
 @pytest.mark.parametrize("embedding", ["bert"], indirect=True)
 @pytest.mark.parametrize("norm", [-1, 0, 1, 2, 3, 7])
-def test_every_norm(embedding: Pair, norm: int) -> None:
+def test_embeddings_are_equal_with_every_norm(embedding: Pair, norm: int) -> None:
     ours, theirs = embedding.post("/v1/embeddings", {"input": TEXTS[0], "embd_normalize": norm})
     one, other = (np.array(reply["data"][0]["embedding"]) for reply in (ours, theirs))
     assert same_vectors(one / np.abs(other).max(), other / np.abs(other).max())
     assert ours["usage"] == theirs["usage"]
 
 
-def test_scores_are_the_same(ranking: Pair) -> None:
-    ours, theirs = ranking.post("/rerank", {"query": "the fox", "documents": DOCUMENTS})
+def test_rerank_scores_are_equal(reranking: Pair) -> None:
+    ours, theirs = reranking.post("/rerank", {"query": "the fox", "documents": DOCUMENTS})
     assert ours["usage"] == theirs["usage"]
     assert [entry["index"] for entry in ours["results"]] == [entry["index"] for entry in theirs["results"]]
     scores = [[entry["relevance_score"] for entry in reply["results"]] for reply in (ours, theirs)]
     assert same_vectors(scores[0], scores[1])
     for body in ({"texts": DOCUMENTS, "return_text": True, "top_n": 3}, {"texts": DOCUMENTS, "top_n": 0}):
-        ours, theirs = ranking.post("/rerank", {"query": "the fox", **body})
+        ours, theirs = reranking.post("/rerank", {"query": "the fox", **body})
         assert [(entry["index"], entry["text"]) for entry in ours] == [(e["index"], e["text"]) for e in theirs]
         assert same_vectors([e["score"] for e in ours], [e["score"] for e in theirs])
 

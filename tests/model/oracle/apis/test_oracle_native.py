@@ -1,4 +1,4 @@
-"""``/completion``, ``/infill`` and the streams of all APIs: tokens, probabilities and settings as llama-server's."""
+"""``/completion``, ``/infill`` and OpenAI's streams compared with llama-server: tokens, probabilities, settings."""
 
 import json
 import re
@@ -36,32 +36,33 @@ SAMPLERS: list[dict[str, Any]] = [
 ]
 
 
-def compare(mine: dict[str, Any], other: dict[str, Any]) -> None:
-    """Field by field: equal but for timings and for log probabilities' last digits."""
-    assert list(mine) == list(other)
-    assert set(mine["timings"]) == set(other["timings"])
-    for name in other.keys() - VOLATILE - {"completion_probabilities"}:
-        assert rounded(mine[name]) == rounded(other[name]), name
+def check_equal(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Check that two replies are equal except for durations and rounding."""
+    assert set(ours["timings"]) == set(theirs["timings"])
     for name in ("cache_n", "prompt_n", "predicted_n"):
-        assert mine["timings"][name] == other["timings"][name], name
-    compare_probabilities(mine, other)
+        assert ours["timings"][name] == theirs["timings"][name], name
+    check_fields(ours, theirs)
 
 
-def compare_probabilities(mine: dict[str, Any], other: dict[str, Any]) -> None:
-    pairs = zip(mine.get("completion_probabilities", []), other.get("completion_probabilities", []), strict=True)
-    for ours, theirs in pairs:
-        value, top = ("prob", "top_probs") if "prob" in theirs else ("logprob", "top_logprobs")
-        assert list(ours) == list(theirs)
-        for one, two in zip([ours, *ours[top]], [theirs, *theirs[top]], strict=True):
+def check_fields(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    """Check that the fields of two replies or events are equal except for timings and rounding."""
+    assert list(ours) == list(theirs)
+    for name in theirs.keys() - VOLATILE - {"completion_probabilities"}:
+        assert rounded(ours[name]) == rounded(theirs[name]), name
+    entries = zip(ours.get("completion_probabilities", []), theirs.get("completion_probabilities", []), strict=True)
+    for mine, other in entries:
+        value, top = ("prob", "top_probs") if "prob" in other else ("logprob", "top_logprobs")
+        assert list(mine) == list(other)
+        for one, two in zip([mine, *mine[top]], [other, *other[top]], strict=True):
             assert (one["id"], one["token"], one["bytes"]) == (two["id"], two["token"], two["bytes"])
             assert one[value] == pytest.approx(two[value], abs=LOGPROB_SPREAD)
 
 
 @pytest.mark.parametrize("fields", SAMPLERS, ids=lambda fields: str(fields)[:60])
-def test_probabilities_after_sampling_are_the_same(pair: Pair, fields: dict[str, Any]) -> None:
+def test_replies_with_post_sampling_probabilities_are_equal(pair: Pair, fields: dict[str, Any]) -> None:
     body = {**PROMPT, "temperature": 0.9, "seed": 7, "n_predict": 12, "n_probs": 4, "post_sampling_probs": True}
     ours, theirs = pair.post("/completion", {**body, "logit_bias": ONLY_ASCII, **fields})
-    compare(ours, theirs)
+    check_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +95,9 @@ def test_probabilities_after_sampling_are_the_same(pair: Pair, fields: dict[str,
     ],
     ids=lambda fields: json.dumps(fields)[:60],
 )
-def test_the_whole_object_is_the_same(pair: Pair, fields: dict[str, Any]) -> None:
+def test_greedy_replies_are_equal(pair: Pair, fields: dict[str, Any]) -> None:
     ours, theirs = pair.post("/completion", {**GREEDY, **fields})
-    compare(ours, theirs)
+    check_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +105,8 @@ def test_the_whole_object_is_the_same(pair: Pair, fields: dict[str, Any]) -> Non
     [{"grammar": 'root ::= "yes" | "no"'}, {"json_schema": {"enum": ["on", "off"]}}, {"json_schema": {"type": "null"}}],
     ids=str,
 )
-def test_constrained_text_is_the_same(pair: Pair, constraint: dict[str, Any]) -> None:
-    """llama-server samples an end token behind it, which Llamapool knows to be the only one that may come."""
+def test_constrained_replies_are_equal_without_the_end_token(pair: Pair, constraint: dict[str, Any]) -> None:
+    """llama-server samples an end token. Llamapool ends when only an end token can follow."""
     ours, theirs = pair.post("/completion", {**GREEDY, "ignore_eos": False, **constraint})
     for name in ("content", "stop_type", "tokens_evaluated", "prompt"):
         assert ours[name] == theirs[name]
@@ -113,22 +114,22 @@ def test_constrained_text_is_the_same(pair: Pair, constraint: dict[str, Any]) ->
     assert ours["tokens"] == theirs["tokens"][:-1]
 
 
-def test_the_end_of_a_text_is_one_of_its_tokens(pair: Pair) -> None:
+def test_the_tokens_of_a_reply_include_its_end_token(pair: Pair) -> None:
     body = {**GREEDY, "ignore_eos": False, "n_predict": 200, "logit_bias": [*ONLY_ASCII, ["</s>", 2.0]]}
     ours, theirs = pair.post("/completion", {**body, "prompt": "the lazy dog", "n_probs": 1, "stop": ["zzz"]})
     assert theirs["stop_type"] == "eos"
     assert ours["tokens"] == theirs["tokens"]
     assert theirs["completion_probabilities"][-1]["token"] == ""
-    compare(ours, theirs)
+    check_equal(ours, theirs)
 
 
-def test_several_prompts_and_choices_are_an_array(pair: Pair) -> None:
+def test_several_prompts_or_choices_give_an_array_of_replies(pair: Pair) -> None:
     prompts = ["the fox", [300, 301], [5, "x"], {"prompt_string": "dog"}]
     for fields in ({"prompt": prompts}, {"n_cmpl": 2}, {"prompt": ["a", "b"], "n": 2}):
         ours, theirs = pair.post("/completion", {**GREEDY, "n_predict": 6, **fields})
         assert [reply["index"] for reply in ours] == list(range(len(theirs)))
         for mine, other in zip(ours, theirs, strict=True):
-            compare({**mine, "timings": other["timings"]}, other)
+            check_equal({**mine, "timings": other["timings"]}, other)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_several_prompts_and_choices_are_an_array(pair: Pair) -> None:
         [],
     ],
 )
-def test_response_fields_are_picked_the_same_way(pair: Pair, fields: list[str]) -> None:
+def test_response_fields_select_the_same_fields(pair: Pair, fields: list[str]) -> None:
     ours, theirs = pair.post("/completion", {**GREEDY, "n_predict": 3, "response_fields": fields})
     assert list(ours) == list(theirs)
     if fields:
@@ -159,15 +160,12 @@ def test_response_fields_are_picked_the_same_way(pair: Pair, fields: list[str]) 
     ],
     ids=str,
 )
-def test_a_stream_is_the_same_event_by_event(pair: Pair, fields: dict[str, Any]) -> None:
+def test_events_of_native_streams_are_equal(pair: Pair, fields: dict[str, Any]) -> None:
     ours, theirs = pair.native_events("/completion", {**GREEDY, **fields})
     assert len(ours) == len(theirs)
     for mine, other in zip(ours, theirs, strict=True):
-        assert list(mine) == list(other)
-        for name in other.keys() - VOLATILE - {"completion_probabilities"}:
-            assert rounded(mine[name]) == rounded(other[name]), name
+        check_fields(mine, other)
         assert set(mine.get("timings", {})) == set(other.get("timings", {}))
-        compare_probabilities(mine, other)
 
 
 CHAT_GREEDY = {
@@ -180,12 +178,11 @@ CHAT_GREEDY = {
 INCLUDE_USAGE = {"stream_options": {"include_usage": True}}
 HELLO = [{"role": "user", "content": "hello"}]
 FIRST_CONTENT = "choices.0.delta.content: string/null"
-"""OpenAI's first chat delta has ``"content": ""``; llama-server's has null, which clients that require a string
-do not take."""
+"""OpenAI's first chat delta has ``"content": ""``. That of llama-server has null, which some clients reject."""
 
 
-def bare(event: dict[str, Any]) -> list[Any]:
-    """Return an event's choices without log probabilities, whose last digits differ."""
+def choices(event: dict[str, Any]) -> list[Any]:
+    """Return an event's choices without log probabilities, which are rounded differently."""
     return [{name: value for name, value in choice.items() if name != "logprobs"} for choice in event["choices"]]
 
 
@@ -195,26 +192,26 @@ def bare(event: dict[str, Any]) -> list[Any]:
     ids=str,
 )
 @pytest.mark.parametrize("path", ["/v1/completions", CHAT])
-def test_openais_streams_are_the_same_event_by_event(pair: Pair, path: str, fields: dict[str, Any]) -> None:
-    """Except the first delta of a chat. The usage of a completion has an event of its own only if asked for."""
+def test_events_of_openais_streams_are_equal(pair: Pair, path: str, fields: dict[str, Any]) -> None:
+    """Except the first delta of a chat, and the usage of a completion, which has its own event only on request."""
     ours, theirs = pair.events(path, {**CHAT_GREEDY, "prompt": "the quick brown", "messages": HELLO, **fields})
     if "stream_options" in fields:
         assert ours[-1]["choices"] == []
         assert ours[-1]["usage"] == theirs[-1]["usage"]
-        if path != CHAT:  # llama-server puts it into the last event with a choice, asked or not
+        if path != CHAT:  # llama-server always adds it to the last event with a choice
             *ours, end = ours
             del theirs[-1]["usage"]
             assert theirs[-1].pop("timings").keys() == end["timings"].keys()
     first = 1 if path == CHAT else 0
     if first:
         assert shape_differences(ours[0], theirs[0]) == {FIRST_CONTENT}
-    assert [bare(event) for event in ours[first:]] == [bare(event) for event in theirs[first:]]
+    assert list(map(choices, ours[first:])) == list(map(choices, theirs[first:]))
     for mine, other in zip(ours[first:], theirs[first:], strict=True):
         assert shape_differences(mine, other) == set()
 
 
-def test_bytes_that_are_no_text_are_streamed_as_replacement_characters(pair: Pair) -> None:
-    """As many of them as the JSON library likes; and Llamapool's stream ends with the same text as its reply."""
+def test_invalid_utf8_is_streamed_as_replacement_characters(pair: Pair) -> None:
+    """Their number differs between JSON libraries. The text of Llamapool's stream equals that of its reply."""
     body = {**CHAT_GREEDY, "prompt": "the quick brown", "max_tokens": 40, "logit_bias": []}
     ours, theirs = (
         "".join(event["choices"][0]["text"] for event in events) for events in pair.events("/v1/completions", body)
@@ -225,7 +222,7 @@ def test_bytes_that_are_no_text_are_streamed_as_replacement_characters(pair: Pai
 
 
 @pytest.mark.parametrize("stop", [["e"], ["he", "qu"], ["never said"], ["t", "th"]], ids=str)
-def test_stop_strings_cut_the_stream_at_the_same_place(pair: Pair, stop: list[str]) -> None:
+def test_stop_strings_end_a_stream_with_the_same_text(pair: Pair, stop: list[str]) -> None:
     body = {**CHAT_GREEDY, "prompt": "the quick brown", "max_tokens": 60, "stop": stop}
     ours, theirs = pair.events("/v1/completions", body)
     texts = ["".join(event["choices"][0]["text"] for event in events) for events in (ours, theirs)]
@@ -235,8 +232,7 @@ def test_stop_strings_cut_the_stream_at_the_same_place(pair: Pair, stop: list[st
 
 N_CTX, N_BATCH = 512, 256
 INFILL_GREEDY = {"temperature": 0, "n_predict": 6, "ignore_eos": True, "logit_bias": ONLY_ASCII, "cache_prompt": False}
-SHOWN = ("content", "prompt", "tokens_evaluated", "tokens_predicted", "stop_type")
-PARTS: list[dict[str, Any]] = [
+INFILL_BODIES: list[dict[str, Any]] = [
     {"input_prefix": "the quick ", "input_suffix": " dog"},
     {"input_prefix": "", "input_suffix": ""},
     {"input_prefix": "the ", "input_suffix": " end", "prompt": "quick"},
@@ -253,29 +249,29 @@ PARTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module", params=["file", "repo"])
 def infill(request: pytest.FixtureRequest, start: Start, gguf_folder: Path) -> Pair:
-    """Both servers on a small context, so that parts have to be cut."""
+    """Both servers with a small context, so that long parts are truncated."""
     model: TinyModel = PLAIN if request.param == "file" else REPO_FIM
     flags: list[object] = ["-b", N_BATCH, "-ub", N_BATCH]
     params: dict[str, Any] = {"n_batch": N_BATCH, "n_ubatch": N_BATCH}
     return start(gguf_file(gguf_folder, model), n_ctx=N_CTX, n_parallel=1, flags=flags, params=params)
 
 
-@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: str(parts)[:60])
-def test_the_prompt_is_the_same(infill: Pair, parts: dict[str, Any]) -> None:
-    ours, theirs = infill.post("/infill", {**INFILL_GREEDY, **parts})
-    assert {name: ours[name] for name in SHOWN} == {name: theirs[name] for name in SHOWN}
+@pytest.mark.parametrize("body", INFILL_BODIES, ids=lambda body: str(body)[:60])
+def test_infill_prompts_and_replies_are_equal(infill: Pair, body: dict[str, Any]) -> None:
+    ours, theirs = infill.post("/infill", {**INFILL_GREEDY, **body})
+    for name in ("content", "prompt", "tokens_evaluated", "tokens_predicted", "stop_type"):
+        assert ours[name] == theirs[name], name
     assert rounded(ours["generation_settings"]) == rounded(theirs["generation_settings"])
     assert list(ours) == list(theirs)
 
 
-def test_a_stream_is_the_same(infill: Pair) -> None:
-    ours, theirs = infill.native_events("/infill", {**INFILL_GREEDY, **PARTS[0]})
-    assert [(event["content"], event["tokens"]) for event in ours] == [
-        (event["content"], event["tokens"]) for event in theirs
-    ]
+def test_events_of_an_infill_stream_are_equal(infill: Pair) -> None:
+    streams = infill.native_events("/infill", {**INFILL_GREEDY, **INFILL_BODIES[0]})
+    ours, theirs = ([(event["content"], event["tokens"]) for event in events] for events in streams)
+    assert ours == theirs
 
 
-def test_the_demo_model_fills_a_gap(demo: Pair) -> None:
+def test_the_demo_model_completes_a_function(demo: Pair) -> None:
     body = {"input_prefix": "def add(a, b):\n    return ", "input_suffix": "\n", "temperature": 0}
     ours, theirs = demo.post("/infill", body)
     assert ours["content"] == theirs["content"] == "a + b"

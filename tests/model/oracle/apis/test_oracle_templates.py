@@ -1,8 +1,6 @@
-"""A GGUF with two chat templates, ``default`` and ``tool_use``: shown and chosen as llama-server does.
+"""Rendered prompts compared with llama-server: a model with a `tool_use` template, and the demo model.
 
-What both servers make of messages in every form, and of the default model's template, with tools and reasoning.
-
-Only what does not depend on the weights is compared: the default model is trained again from time to time.
+Nothing that depends on the weights is compared, because the demo model is retrained from time to time.
 """
 
 import json
@@ -15,7 +13,7 @@ from tests.model.oracle.comparison import Pair
 from tests.model.oracle.conftest import Start
 from tests.support.ggufs import CHATML, TinyModel, gguf_file
 
-WITH_TOOLS = (
+TOOL_USE = (
     "<|im_start|>system\n<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>\n"
     'Write <tool_call>{"name": ..., "arguments": ...}</tool_call>.<|im_end|>\n'
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
@@ -32,21 +30,22 @@ RESULT = {"role": "tool", "content": "18 C"}
 
 
 @pytest.fixture(scope="module")
-def both(start: Start, gguf_folder: Path) -> Pair:
-    return start(gguf_file(gguf_folder, TinyModel(tool_use_template=WITH_TOOLS)))
+def two_templates(start: Start, gguf_folder: Path) -> Pair:
+    """Both servers on a model with the templates `CHATML` and `TOOL_USE`."""
+    return start(gguf_file(gguf_folder, TinyModel(tool_use_template=TOOL_USE)))
 
 
-def test_both_templates_are_shown(both: Pair) -> None:
-    for props in both.get("/props"):
+def test_props_have_both_templates(two_templates: Pair) -> None:
+    for props in two_templates.get("/props"):
         assert props["chat_template"] == CHATML
-        assert props["chat_template_tool_use"] == WITH_TOOLS
+        assert props["chat_template_tool_use"] == TOOL_USE
 
 
-def test_tools_choose_the_template_made_for_them(both: Pair) -> None:
-    ours, theirs = both.post("/apply-template", {"messages": [USER], "tools": TOOLS})
+def test_requests_with_tools_use_the_tool_use_template(two_templates: Pair) -> None:
+    ours, theirs = two_templates.post("/apply-template", {"messages": [USER], "tools": TOOLS})
     assert ours == theirs
     assert ours["prompt"].startswith("<|im_start|>system\n<tools>")
-    ours, theirs = both.post("/apply-template", {"messages": [USER]})
+    ours, theirs = two_templates.post("/apply-template", {"messages": [USER]})
     assert ours == theirs
     assert ours["prompt"] == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
@@ -56,32 +55,32 @@ PLAIN = {
     "developer": [{"role": "developer", "content": "d"}, USER],
     "to continue": [USER, {"role": "assistant", "content": "It is"}],
 }
-CALLED = {  # without tools ChatML shows no calls: Llamapool writes them as text, llama-server leaves them out
+CALLED = {  # only with tools: otherwise Llamapool renders calls as text, and llama-server omits them
     "null content": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT],
     "call": [USER, {"role": "assistant", "content": "so", "tool_calls": [CALL]}, RESULT],
 }
 
 
 @pytest.mark.parametrize("form", [*PLAIN, *CALLED])
-def test_messages_in_every_form(both: Pair, form: str) -> None:
-    messages = {"messages": (PLAIN | CALLED)[form]}
-    for body in (messages, {**messages, "tools": TOOLS}) if form in PLAIN else ({**messages, "tools": TOOLS},):
-        ours, theirs = both.post("/apply-template", body)
+def test_messages_of_every_form_render_to_the_same_prompt(two_templates: Pair, form: str) -> None:
+    for tools in (TOOLS, []) if form in PLAIN else (TOOLS,):
+        body = {"messages": (PLAIN | CALLED)[form], **({"tools": tools} if tools else {})}
+        ours, theirs = two_templates.post("/apply-template", body)
         assert ours == theirs
 
 
-ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
+QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 CITY = {"city": {"type": "string", "enum": ["Paris", "Oslo"]}}
 CITIES = {"type": "object", "properties": CITY, "required": ["city"], "additionalProperties": False}
-WEATHER_OF = {"name": "get_weather", "description": "The weather of a city", "parameters": CITIES}
-WEATHER = [{"type": "function", "function": WEATHER_OF}]
-ASKED_FOR = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+GET_WEATHER = {"name": "get_weather", "description": "The weather of a city", "parameters": CITIES}
+WEATHER = [{"type": "function", "function": GET_WEATHER}]
+WEATHER_CALL = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
 WITH_RESULT = [
-    *ASK,
-    {"role": "assistant", "content": None, "tool_calls": [ASKED_FOR]},
+    *QUESTION,
+    {"role": "assistant", "content": None, "tool_calls": [WEATHER_CALL]},
     {"role": "tool", "tool_call_id": "1", "content": "sunny"},
 ]
-THOUGHT = [
+WITH_REASONING = [
     {"role": "system", "content": "Be exact."},
     {"role": "user", "content": "2 + 2?"},
     {"role": "assistant", "content": "<think>\\neasy\\n</think>\\n\\n4"},
@@ -92,25 +91,25 @@ THOUGHT = [
 @pytest.mark.parametrize(
     "body",
     [
-        {"messages": ASK},
-        {"messages": ASK, "tools": WEATHER},
+        {"messages": QUESTION},
+        {"messages": QUESTION, "tools": WEATHER},
         {"messages": WITH_RESULT, "tools": WEATHER},
         {"messages": WITH_RESULT},
-        {"messages": THOUGHT},
-        {"messages": THOUGHT, "chat_template_kwargs": {"enable_thinking": True}},
-        {"messages": THOUGHT, "chat_template_kwargs": {"enable_thinking": False}},
-        {"messages": [*ASK, {"role": "assistant", "content": "It is"}]},
-        {"messages": ASK, "add_generation_prompt": False},
+        {"messages": WITH_REASONING},
+        {"messages": WITH_REASONING, "chat_template_kwargs": {"enable_thinking": True}},
+        {"messages": WITH_REASONING, "chat_template_kwargs": {"enable_thinking": False}},
+        {"messages": [*QUESTION, {"role": "assistant", "content": "It is"}]},
+        {"messages": QUESTION, "add_generation_prompt": False},
     ],
     ids=lambda body: ",".join([*(body["messages"][-1]["content"] or "").split(), *list(body)[1:]]),
 )
-def test_the_template_renders_the_same(demo: Pair, body: dict[str, Any]) -> None:
+def test_the_demo_template_renders_the_same_prompt(demo: Pair, body: dict[str, Any]) -> None:
     ours, theirs = demo.post("/apply-template", body)
     assert ours == theirs
 
 
-def test_a_required_tool_is_called_the_same_way(demo: Pair) -> None:
-    body = {"messages": ASK, "tools": WEATHER, "tool_choice": "required", "temperature": 0, "max_tokens": 200}
+def test_calls_of_a_required_tool_have_the_same_form(demo: Pair) -> None:
+    body = {"messages": QUESTION, "tools": WEATHER, "tool_choice": "required", "temperature": 0, "max_tokens": 200}
     calls = []
     for reply in demo.post("/v1/chat/completions", body):
         choice = reply["choices"][0]

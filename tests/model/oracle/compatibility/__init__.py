@@ -1,5 +1,5 @@
 """`docs/compatibility.md` as a test: every endpoint and request option, sent to Llamapool and to the real llama-server.
 
-`rows` says what is sent and which differences are on purpose, `compare` sends it, `page` writes what came out:
-``python -m tests.model.oracle.compatibility`` renews the page, `test_oracle_compatibility` fails when it is stale.
+`rows` has the requests and the intended differences, `compare` sends them, `page` formats the results.
+``python -m tests.model.oracle.compatibility`` writes the page; `test_oracle_compatibility` fails if it is stale.
 """

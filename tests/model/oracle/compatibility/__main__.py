@@ -1,4 +1,4 @@
-"""Compare anew and write the page."""
+"""Compare the servers and write the page."""
 
 import sys
 import tempfile
@@ -9,10 +9,9 @@ from tests.model.oracle.compatibility.page import PAGE, text, unexpected
 from tests.model.oracle.compatibility.rows import TABLES
 
 with tempfile.TemporaryDirectory() as folder, servers(Path(folder)) as pairs:
-    options, endpoints, mistakes, media = ([compare(pairs[row.server], row) for row in rows] for rows in TABLES)
-PAGE.write_text(text(endpoints, options, mistakes, media), encoding="utf-8")
-tables = (options, endpoints, mistakes, media)
-failed = [(found.row.name, unexpected(found)) for table in tables for found in table if unexpected(found)]
-for name, reasons in failed:
-    print(f"{name}: {'; '.join(reasons)}", file=sys.stderr)
+    tables = options, endpoints, invalid, media = [[compare(pairs[row.server], row) for row in rows] for rows in TABLES]
+PAGE.write_text(text(endpoints, options, invalid, media), encoding="utf-8")
+failed = [(result.row.name, unexpected(result)) for table in tables for result in table if unexpected(result)]
+for name, differences in failed:
+    print(f"{name}: {'; '.join(differences)}", file=sys.stderr)
 sys.exit(1 if failed else 0)

@@ -1,10 +1,11 @@
-"""Writes what the comparisons found as `docs/compatibility.md`."""
+"""Format the results of the comparisons as `docs/compatibility.md`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from server.options.flags import FOREIGN_OPTIONS
-from tests.model.oracle.compatibility.compare import Found
+from tests.model.oracle.compatibility.compare import Result
+from tests.model.oracle.compatibility.rows import Row
 
 PAGE = Path(__file__).parents[4] / "docs" / "compatibility.md"
 _INTRODUCTION = """# Compatibility with llama-server
@@ -14,51 +15,49 @@ llama-server (the wheel `xllamacpp`) on the same tiny models. A test fails if a 
 
 *equal*: the same status, the same keys with values of the same JSON types, and for completions the same tokens, end
 and settings (log probabilities within 0.001). *equal, adds*: Llamapool's reply also has the named keys.
-*differs*: on purpose, with the reason.
+*differs*: intentionally, for the given reason.
 
 """
 
 
-def status(found: Found) -> str:
-    """One of: equal; equal, adds ...; differs."""
-    if found.row.differs:
+def status(result: Result) -> str:
+    """Return ``equal``, ``equal, adds ...`` or ``differs``."""
+    if result.row.differs:
         return "differs"
-    added = sorted(difference[1:] for difference in found.differences if difference.startswith("+"))
+    added = sorted(difference[1:] for difference in result.differences if difference.startswith("+"))
     return "equal, adds " + ", ".join(f"`{name}`" for name in added) if added else "equal"
 
 
-def unexpected(found: Found) -> list[str]:
-    """Differences that no reason is given for; or that there is a reason and no difference."""
-    lacking = [difference for difference in found.differences if not difference.startswith("+")]
-    if found.row.differs:
-        return [] if found.differences else ["equal, though a reason says that it differs"]
-    return lacking
+def unexpected(result: Result) -> list[str]:
+    """Return the differences of a row without a reason, or a line if a row with a reason has no difference."""
+    if result.row.differs:
+        return [] if result.differences else ["equal, although the row has a reason to differ"]
+    return [difference for difference in result.differences if not difference.startswith("+")]
 
 
 def text(
-    endpoints: Sequence[Found], options: Sequence[Found], mistakes: Sequence[Found], media: Sequence[Found]
+    endpoints: Sequence[Result], options: Sequence[Result], invalid: Sequence[Result], media: Sequence[Result]
 ) -> str:
-    """The whole page."""
+    """Return the page."""
     return (
         _INTRODUCTION
         + _table("Endpoints", "request", endpoints)
         + _table("Options of POST /completion", "option", options)
-        + _table("Invalid requests", "request", mistakes)
+        + _table("Invalid requests", "request", invalid)
         + _table("Images", "request", media)
         + _flags()
     )
 
 
-def _table(title: str, head: str, rows: Sequence[Found]) -> str:
+def _table(title: str, head: str, results: Sequence[Result]) -> str:
     lines = [f"## {title}\n\n| {head} | status | result | |\n|---|---|---|---|\n"]
-    for found in rows:
-        codes = str(found.ours) if found.ours == found.theirs else f"{found.ours}, llama-server {found.theirs}"
-        lines.append(f"| {_name(found)} | {codes} | {status(found)} | {found.row.differs} |\n")
+    for result in results:
+        codes = str(result.ours) if result.ours == result.theirs else f"{result.ours}, llama-server {result.theirs}"
+        lines.append(f"| {_name(result.row)} | {codes} | {status(result)} | {result.row.differs} |\n")
     return "".join(lines) + "\n"
 
 
-def _name(found: Found) -> str:
-    row = found.row
+def _name(row: Row) -> str:
     if not isinstance(row.body, dict) or row.name not in row.body or row.path != "/completion":
         return row.name
     value = str(row.body[row.name]).replace("|", "\\|").replace("\n", "\\n")
@@ -70,7 +69,7 @@ def _flags() -> str:
     refused = [name for name in names if name.startswith("-")]
     return (
         "## Flags and variables\n\n"
-        "[configuration.md](configuration.md) has every flag with its variable, those with one accepted form, and the "
-        f"{len(refused)} spellings\nof llama-server's that are refused at the start with a line that names them: never "
-        "ignored.\n"
+        "[configuration.md](configuration.md) lists every flag with its environment variable, and the flags with only "
+        f"one accepted\nvalue. {len(refused)} flags of llama-server are not ignored but refused at startup, with an "
+        "error that names them.\n"
     )

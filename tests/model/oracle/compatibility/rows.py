@@ -1,8 +1,8 @@
-"""What is compared: requests with what of their replies must be equal, and where Llamapool differs on purpose."""
+"""The requests to compare, with the parts of the replies that must be equal, and the intended differences."""
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tests.media_files import media_file
@@ -18,10 +18,10 @@ MARKER = "<__media__>"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the page. ``same``: keys of the reply whose values must be equal, beside its status and shape.
+    """One line of the page. ``same``: keys whose values must be equal, besides the reply's status and shape.
 
-    ``server``: which pair of servers. ``differs``: why Llamapool's reply is another one on purpose; the comparison
-    must find a difference then.
+    ``server``: name of a pair of servers. ``differs``: the reason for an intended difference, which must exist.
+    ``setup``: requests that are sent first.
     """
 
     name: str
@@ -29,20 +29,20 @@ class Row:
     path: str = "/completion"
     body: Any = None
     same: Sequence[str] = ()
-    server: str = "generating"
+    server: str = "generation"
     differs: str = ""
-    first: Sequence[tuple[str, str, Any]] = field(default=())  # requests that come before it
+    setup: Sequence[tuple[str, str, Any]] = ()
 
 
 def option(name: str, value: Any, *same: str, differs: str = "", **others: Any) -> Row:
-    """An option of /completion: the same tokens, the same end, the same setting in the reply."""
+    """Return a row for an option of /completion, by default with the same tokens and stop reason in the replies."""
     body = {"prompt": TEXT, "return_tokens": True, **GREEDY, **others, name: value}
     keys = same or ("content", "tokens", "stop_type", "stopping_word", "tokens_predicted", "tokens_evaluated")
     return Row(name, body=body, same=keys, differs=differs)
 
 
 def endpoint(name: str, body: Any = None, *same: str, **others: Any) -> Row:
-    """A request whose name is its method and path, with a remark in parentheses."""
+    """Return a row for `name`: a method, a path and an optional remark in parentheses."""
     method, path = name.split(" ")[:2]
     return Row(name, method, path, body, same, **others)
 
@@ -86,7 +86,7 @@ OPTIONS = (
     option("ignore_eos", True),
     option("logit_bias", [*ONLY_ASCII, [101, False], ["fox", -2.5]]),
     option("logit_bias", {"101": -100, "fox": 1.5, **{str(token): False for token, _ in ONLY_ASCII}}),
-    option("n_predict", 0, differs="as its README says, no token is generated; llama-server gives one"),
+    option("n_predict", 0, differs="no token is generated, as llama-server's README says; llama-server generates one"),
     option("n_predict", 3),
     option("stop", ["e", "zz"]),
     option("n_indent", 1, n_predict=40),
@@ -99,7 +99,7 @@ OPTIONS = (
     option("return_tokens", False),
     option(
         *("grammar", 'root ::= "ab" [0-9]+ "\\n"'),
-        differs="the text is equal; it ends at once where only an end may follow, one token sooner",
+        differs="the text is equal; generation ends one token earlier if only an end token can follow",
     ),
     option(
         *("grammar_lazy", True),
@@ -117,7 +117,7 @@ OPTIONS = (
         "json_schema",
         body={**GREEDY, "prompt": TEXT, "n_predict": 60, "json_schema": SCHEMA},
         same=("content",),
-        differs="white space: the schema's compact form, so that no token is spent on blanks",
+        differs="whitespace: compact JSON, which spends no tokens on spaces",
     ),
     Row("n_probs", body={**GREEDY, "prompt": TEXT, "n_probs": 3}, same=("content", "completion_probabilities")),
     Row(
@@ -137,7 +137,7 @@ OPTIONS = (
     option("return_progress", True),
 )
 
-_SAVE = ("POST", "/completion", {**GREEDY, "prompt": TEXT, "id_slot": 0, "cache_prompt": True})
+_FILL_SLOT = ("POST", "/completion", {**GREEDY, "prompt": TEXT, "id_slot": 0, "cache_prompt": True})
 ENDPOINTS = (
     endpoint("GET /health", None, "status"),
     endpoint("GET /v1/health", None, "status"),
@@ -165,8 +165,10 @@ ENDPOINTS = (
     ),
     endpoint("POST /detokenize", {"tokens": [100, 101, 102]}, "content"),
     endpoint("POST /apply-template", {"messages": CHAT}, "prompt"),
-    endpoint("GET /slots", first=(_SAVE,)),
-    endpoint("POST /slots/0?action=save", {"filename": "one.bin"}, "id_slot", "filename", "n_saved", first=(_SAVE,)),
+    endpoint("GET /slots", setup=(_FILL_SLOT,)),
+    endpoint(
+        *("POST /slots/0?action=save", {"filename": "one.bin"}, "id_slot", "filename", "n_saved"), setup=(_FILL_SLOT,)
+    ),
     endpoint("POST /slots/1?action=restore", {"filename": "one.bin"}, "id_slot", "filename", "n_restored"),
     endpoint("POST /slots/1?action=erase", None, "id_slot", "n_erased"),
     endpoint("GET /lora-adapters"),
@@ -175,7 +177,7 @@ ENDPOINTS = (
         "POST /v1/responses",
         {"input": "hello there", "max_output_tokens": 8, "temperature": 0, "logit_bias": ONLY_ASCII},
         "status",
-        differs="cut off by a limit it is `incomplete`, as at OpenAI; llama-server says `completed`",
+        differs="`incomplete` at the token limit, as OpenAI; llama-server says `completed`",
     ),
     endpoint("POST /v1/responses/input_tokens", {"input": "hello there"}, "input_tokens"),
     endpoint("POST /v1/messages", {"messages": CHAT, "max_tokens": 8, "temperature": 0}, "stop_reason", "role", "type"),
@@ -186,42 +188,42 @@ ENDPOINTS = (
     endpoint("POST /v1/embeddings (base64)", {"input": [[5, 6], "b"], "encoding_format": "base64"}, server="embedding"),
     endpoint("POST /embedding (embd_normalize)", {"content": "b", "embd_normalize": 1}, server="embedding"),
     *(
-        Row(f"POST {path}", path=path, body={"query": "a", "documents": ["b c", "a"], "top_n": 1}, server="ranking")
+        Row(f"POST {path}", path=path, body={"query": "a", "documents": ["b c", "a"], "top_n": 1}, server="reranking")
         for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
     ),
-    endpoint("POST /rerank (TEI)", {"query": "a", "texts": ["b c", "a"]}, server="ranking"),
+    endpoint("POST /rerank (TEI)", {"query": "a", "texts": ["b c", "a"]}, server="reranking"),
 )
 
-MISTAKES = (
+INVALID = (
     Row("no prompt", body={"n_predict": 3}),
-    Row("a temperature that is no number", body={**GREEDY, "prompt": "a", "temperature": "hot"}),
-    Row("a grammar that is none", body={**GREEDY, "prompt": "a", "grammar": "root ::= ("}),
+    Row("a temperature that is not a number", body={**GREEDY, "prompt": "a", "temperature": "hot"}),
+    Row("an invalid grammar", body={**GREEDY, "prompt": "a", "grammar": "root ::= ("}),
     Row(
-        "samplers that are no list",
+        "samplers that are not a list",
         body={**GREEDY, "prompt": "a", "samplers": 3},
-        differs="an option that can't be read is not ignored",
+        differs="an option of the wrong type is an error, not ignored",
     ),
     Row("infill without a suffix", path="/infill", body={"input_prefix": "a"}),
-    Row("embeddings of a generating model", path="/v1/embeddings", body={"input": "a"}, differs=_CODE),
-    Row("rerank of a generating model", path="/rerank", body={"query": "a", "documents": ["b"]}),
-    Row("a file name that leaves the folder", path="/slots/0?action=save", body={"filename": "../x"}),
-    Row("an action that is none", path="/slots/0?action=copy", body={"filename": "x"}),
+    Row("embeddings from a generating model", path="/v1/embeddings", body={"input": "a"}, differs=_CODE),
+    Row("rerank with a generating model", path="/rerank", body={"query": "a", "documents": ["b"]}),
+    Row("a file name outside the folder", path="/slots/0?action=save", body={"filename": "../x"}),
+    Row("an unknown action", path="/slots/0?action=copy", body={"filename": "x"}),
     Row(
-        "a slot that is none",
+        "an unknown slot",
         path="/slots/99?action=erase",
         body={},
-        differs="an id past the last slot is an error, not another slot",
+        differs="an unknown slot is an error; llama-server takes another slot",
     ),
-    Row("no documents", path="/rerank", body={"query": "a"}, server="ranking"),
+    Row("no documents", path="/rerank", body={"query": "a"}, server="reranking"),
     Row("no input", path="/v1/embeddings", body={}, server="embedding", differs=_CODE),
-    Row("a path that is none", "GET", "/nothing"),
+    Row("an unknown path", "GET", "/nothing"),
 )
 
 PNG, JPEG, WEBP, WAV = (base64.b64encode(media_file(f"tiny.{form}")).decode() for form in ("png", "jpg", "webp", "wav"))
 
 
-def shown(*parts: dict[str, Any]) -> dict[str, Any]:
-    """A chat with those parts behind a text."""
+def chat(*parts: dict[str, Any]) -> dict[str, Any]:
+    """Return a chat body whose message has a text and `parts`."""
     content = [{"type": "text", "text": "Look: "}, *parts]
     return {
         "messages": [{"role": "user", "content": content}],
@@ -231,14 +233,13 @@ def shown(*parts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def picture(url: str) -> dict[str, Any]:
-    """A part of a chat."""
+def image(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def seen(name: str, path: str, body: Any, *same: str, differs: str = "") -> Row:
-    """A request to a model that sees."""
-    return Row(name, path=path, body=body, same=same, server="seeing", differs=differs)
+def vision(name: str, path: str, body: Any, *same: str, differs: str = "") -> Row:
+    """Return a row for a model with an image projector."""
+    return Row(name, path=path, body=body, same=same, server="vision", differs=differs)
 
 
 _MARKED = {"prompt_string": f"What is {MARKER} and {MARKER} then", "multimodal_data": [PNG, JPEG]}
@@ -247,28 +248,28 @@ _RESPONSES = [{"role": "user", "content": [{"type": "input_image", "image_url": 
 _CHAT, _COUNT = "/v1/chat/completions", "/v1/chat/completions/input_tokens"
 _FFMPEG = "llama-server needs the program ffmpeg; Llamapool needs the extra `pictures`"
 MEDIA = (
-    seen(
+    vision(
         *("`multimodal_data` in a prompt", "/completion"),
         {**GREEDY, "prompt": _MARKED, "return_tokens": True},
         *("content", "tokens", "tokens_evaluated", "prompt"),
     ),
-    seen("`image_url`: a `data:` address", _CHAT, shown(picture(f"data:image/png;base64,{PNG}")), "usage"),
-    seen("`image_url`: base64 alone", _CHAT, shown(picture(JPEG)), "usage"),
-    seen("two images, counted", _COUNT, shown(picture(PNG), picture(JPEG)), "input_tokens"),
-    seen("Anthropic's `image`, counted", "/v1/messages/count_tokens", shown(_ANTHROPIC), "input_tokens"),
-    seen("`input_image`, counted", "/v1/responses/input_tokens", {"input": _RESPONSES}, "input_tokens"),
-    Row("GET /props", "GET", "/props", same=("modalities", "media_marker"), server="seeing"),
-    seen("a marker too many", "/completion", {**GREEDY, "prompt": {**_MARKED, "multimodal_data": [PNG]}}),
-    seen("invalid base64", _CHAT, shown(picture("data:image/png;base64,!")), differs=_CODE),
-    seen("a type that is no image", _CHAT, shown(picture("data:text/html;base64,aGk=")), differs=_CODE),
-    seen("a file that is no image", _CHAT, shown(picture("aGVsbG8gd29ybGQ=")), differs=_CODE),
-    seen(
-        *("audio, for a vision model", _CHAT),
-        shown({"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}),
-        differs="a 400 where llama-server has a 500",
+    vision("`image_url`: a `data:` URL", _CHAT, chat(image(f"data:image/png;base64,{PNG}")), "usage"),
+    vision("`image_url`: plain base64", _CHAT, chat(image(JPEG)), "usage"),
+    vision("token count of two images", _COUNT, chat(image(PNG), image(JPEG)), "input_tokens"),
+    vision("token count of Anthropic's `image`", "/v1/messages/count_tokens", chat(_ANTHROPIC), "input_tokens"),
+    vision("token count of `input_image`", "/v1/responses/input_tokens", {"input": _RESPONSES}, "input_tokens"),
+    Row("GET /props", "GET", "/props", same=("modalities", "media_marker"), server="vision"),
+    vision("more markers than images", "/completion", {**GREEDY, "prompt": {**_MARKED, "multimodal_data": [PNG]}}),
+    vision("invalid base64", _CHAT, chat(image("data:image/png;base64,!")), differs=_CODE),
+    vision("a media type that is not an image", _CHAT, chat(image("data:text/html;base64,aGk=")), differs=_CODE),
+    vision("a file that is not an image", _CHAT, chat(image("aGVsbG8gd29ybGQ=")), differs=_CODE),
+    vision(
+        *("audio for a vision model", _CHAT),
+        chat({"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}),
+        differs="400 instead of llama-server's 500",
     ),
-    seen("WebP", _CHAT, shown(picture(WEBP)), differs=_FFMPEG),
+    vision("WebP", _CHAT, chat(image(WEBP)), differs=_FFMPEG),
 )
 
-TABLES = (OPTIONS, ENDPOINTS, MISTAKES, MEDIA)
-"""In this order: an endpoint may change what later requests get."""
+TABLES = (OPTIONS, ENDPOINTS, INVALID, MEDIA)
+"""The order matters: some endpoints change the state of their server."""

@@ -1,1 +1,1 @@
-"""What comes out beside llama-server: tokens, thoughts and grammars, caches, adapters, guesses."""
+"""Generation compared with llama-server: tokens, reasoning, grammars, caches, adapters, drafts."""

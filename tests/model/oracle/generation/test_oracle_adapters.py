@@ -1,7 +1,7 @@
-"""LoRA sets, saved slots and drafts against llama-server: the same words, numbers and names.
+"""LoRA adapters and drafts compared with llama-server: replies, reported values and names.
 
-The oracle's llama.cpp is newer and has another version of the state's format: that llama-server reads Llamapool's files
-is shown with the pinned library (tests/model/test_saved_slots.py).
+`tests/model/test_saved_slots.py` compares slot files with the pinned library, because the format of states in the
+oracle's llama.cpp is newer.
 """
 
 from pathlib import Path
@@ -20,41 +20,31 @@ QUESTIONS = ("What is the capital of France?", "What colour is the sky?", "Hello
 INVOCATION = (5, 6, 7)
 
 
-def adapted(start: Start, model: Path, lora: Path, slots: Path) -> Pair:
-    """Both servers with the same adapter and, each, a folder of their own for slots."""
-    folders = [slots / "ours", slots / "theirs"]
-    for folder in folders:
-        folder.mkdir()
-    params: dict[str, Value] = {"lora_adapters": [str(lora)], "slot_save_path": f"{folders[1]}/"}
-    flags = ("--lora", lora, "--slot-save-path", folders[0])
-    return start(model, n_ctx=2048, n_parallel=2, flags=flags, params=params)
+def start_with_lora(start: Start, model: Path, lora: Path) -> Pair:
+    params: dict[str, Value] = {"lora_adapters": [str(lora)]}
+    return start(model, n_ctx=2048, n_parallel=2, flags=("--lora", lora), params=params)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("slots")
-
-
-@pytest.fixture(scope="module")
-def demo(start: Start, folder: Path) -> Pair:
-    """Both on the demo model with the pirate."""
-    return adapted(start, DEMO, PIRATE, folder)
+def demo(start: Start) -> Pair:
+    """Both servers on the demo model with the pirate LoRA."""
+    return start_with_lora(start, DEMO, PIRATE)
 
 
 @pytest.fixture(scope="module")
 def activated(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Both on a tiny model with an activated LoRA."""
+    """Both servers on a tiny model with an activated LoRA."""
     folder = tmp_path_factory.mktemp("activated")
     lora = lora_file(folder, task_name="t", prompt_prefix="p", invocation_tokens=INVOCATION)
-    return adapted(start, gguf_file(folder), lora, folder)
+    return start_with_lora(start, gguf_file(folder), lora)
 
 
-def chat(question: str, **more: Any) -> dict[str, Any]:
-    content = [{"role": "user", "content": question}]
-    return {"messages": content, "temperature": 0, "max_tokens": 40, "cache_prompt": False, **more}
+def chat(question: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}]
+    return {"messages": messages, "temperature": 0, "max_tokens": 40, "cache_prompt": False, **fields}
 
 
-def test_adapters_are_listed_the_same(demo: Pair, activated: Pair) -> None:
+def test_lists_of_adapters_are_equal(demo: Pair, activated: Pair) -> None:
     for pair in (demo, activated):
         ours, theirs = pair.get("/lora-adapters")
         assert rounded(ours) == rounded(theirs)
@@ -62,7 +52,7 @@ def test_adapters_are_listed_the_same(demo: Pair, activated: Pair) -> None:
 
 
 @pytest.mark.parametrize("lora", [None, [], *([{"id": 0, "scale": scale}] for scale in (0, 0.3, 1.0, 1.5, -0.5))])
-def test_greedy_output_is_the_same_under_every_scale(demo: Pair, lora: Any) -> None:
+def test_greedy_replies_are_equal_with_every_scale(demo: Pair, lora: Any) -> None:
     for question in QUESTIONS:
         ours, theirs = demo.post("/v1/chat/completions", chat(question, **({} if lora is None else {"lora": lora})))
         assert ours["choices"][0]["message"] == theirs["choices"][0]["message"]
@@ -70,9 +60,8 @@ def test_greedy_output_is_the_same_under_every_scale(demo: Pair, lora: Any) -> N
             assert ours["choices"][0]["message"]["content"].startswith("Arr!")
 
 
-def test_an_activated_adapter_works_from_its_invocation_on_as_llama_servers(activated: Pair) -> None:
+def test_an_activated_lora_applies_from_its_invocation_tokens(activated: Pair) -> None:
     body = {"temperature": 0, "n_predict": 16, "ignore_eos": True, "logit_bias": ONLY_ASCII, "return_tokens": True}
-    texts = []
     for prompt in (
         [*range(20, 60)],
         [*range(20, 60), *INVOCATION],
@@ -81,7 +70,6 @@ def test_an_activated_adapter_works_from_its_invocation_on_as_llama_servers(acti
     ):
         ours, theirs = activated.post("/completion", {**body, "prompt": prompt, "id_slot": 0})
         assert ours["tokens"] == theirs["tokens"]
-        texts.append(ours["tokens"])
         off = activated.ours.post("/completion", {**body, "prompt": prompt, "lora": [{"id": 0, "scale": 0}]})
         assert (off["tokens"] == ours["tokens"]) is (INVOCATION[0] not in prompt)
 
@@ -97,7 +85,7 @@ STORY = {
 
 @pytest.fixture(scope="module")
 def pair(start: Start) -> Pair:
-    """Both servers with the default model and its draft."""
+    """Both servers on the demo model with its draft model."""
     params: dict[str, str | list[str]] = {
         "speculative.draft.mparams.path": str(DRAFT),
         "speculative.types": ["draft-simple"],
@@ -106,7 +94,7 @@ def pair(start: Start) -> Pair:
     return start(DEMO, n_ctx=2048, n_parallel=1, flags=flags, params=params)
 
 
-def test_slots_properties_and_metrics_have_the_same_names(pair: Pair) -> None:
+def test_slots_and_metrics_report_drafts_with_the_same_names(pair: Pair) -> None:
     ours, theirs = pair.post("/completion", STORY)
     drafted = {"draft_n", "draft_n_accepted"}
     assert drafted <= set(theirs["timings"])
@@ -121,7 +109,7 @@ def test_slots_properties_and_metrics_have_the_same_names(pair: Pair) -> None:
     assert names[0] == names[1] != set()
 
 
-def test_drafts_from_the_text_change_no_token(start: Start, tiny_path: Path) -> None:
+def test_automatic_drafts_do_not_change_the_reply(start: Start, tiny_path: Path) -> None:
     pair = start(tiny_path, flags=("--spec-type", "auto"))
     for prompt in ("na na na na hey hey hey " * 12, "one two three, one two three, one two " * 8):
         body = {"prompt": prompt, "temperature": 0, "n_predict": 120, "ignore_eos": True, "return_tokens": True}
