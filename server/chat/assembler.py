@@ -1,8 +1,8 @@
-"""Builds a message from the generated text: the one path from engine events to a message, for all API dialects.
+"""Builds a message from the engine's events, for all API dialects.
 
-An `Assembler` reads one choice. It turns each text from the engine into `Delta`s, and each delta extends one item.
-The items in order are the message: text, reasoning and tool calls. Response writers only convert deltas and items to
-their dialect.
+An `Assembler` parses one choice. It converts each text from the engine to `Delta`s, and each delta extends one item.
+The items in order are the message: text, reasoning and tool calls. The writers of dialects only convert deltas and
+items.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,15 +38,15 @@ class Item:
 
     @property
     def text(self) -> str:
-        """All of it so far."""
+        """Return the text so far."""
         return "".join(self.texts)
 
 
 @dataclass(slots=True)
 class Delta:
-    """More text of `item`, with the log probabilities of the tokens that it came out of. A call ``begins`` without.
+    """More text of `item`, with the log probabilities of its tokens. The first delta of a call has no text.
 
-    Not frozen, since one is made for every token.
+    Not frozen, because one is created for every token.
     """
 
     item: Item
@@ -79,7 +79,7 @@ class Assembler:
         return self.end
 
     def begin(self, text: str) -> list[Delta]:
-        """Content that the prompt ends with, for replies that repeat it."""
+        """Add content from the end of the prompt, for replies that repeat it."""
         return self._take([ContentText(text)] if text else [])
 
     def feed(self, event: Text) -> list[Delta]:
@@ -96,28 +96,28 @@ class Assembler:
         return self._take(self._parser.finish(cut=end.reason is not FinishReason.EOS))
 
     def rest(self) -> list[TokenLogprob]:
-        """Log probabilities of tokens that came out in no text, once."""
-        left, self._logprobs = self._logprobs, []
-        return left
+        """Return and remove the log probabilities of tokens that have not produced text."""
+        pending, self._logprobs = self._logprobs, []
+        return pending
 
     @property
     def logprobs(self) -> list[TokenLogprob]:
-        """Those of all items, and those that `rest` would return."""
+        """Return the log probabilities of all items, and those that `rest` would return."""
         return [*(each for item in self.items for each in item.logprobs), *self._logprobs]
 
-    def said(self, kind: Kind) -> str:
+    def text(self, kind: Kind) -> str:
         """Return the text of all items of a kind."""
         return "".join(item.text for item in self.items if item.kind is kind)
 
     @property
     def calls(self) -> list[Item]:
-        """The calls, in order."""
+        """Return the calls in order."""
         return list(self._calls.values())
 
     def message(self) -> Message:
         """Return the output as a message of the conversation."""
         calls = tuple(Call(item.name, item.text, item.id) for item in self.calls)
-        return Message("assistant", self.said(Kind.TEXT), self.said(Kind.REASONING), calls)
+        return Message("assistant", self.text(Kind.TEXT), self.text(Kind.REASONING), calls)
 
     def _take(self, pieces: list[Piece]) -> list[Delta]:
         deltas = []

@@ -1,14 +1,12 @@
-"""A conversation that is independent of the API dialect. Every dialect is parsed into it, and prompts are built from
-it.
+"""The dialect-neutral conversation: every dialect parses its bodies into one, and prompts are built from it.
 
     Conversation
-    ├── messages    Message: role, content (text, or Text and Media parts), reasoning, tool calls, tool call id
-    ├── tools       Tools: the functions, and whether a call is required
-    ├── thinking    ReasoningSettings: whether to reason, effort, token budget
-    └── shape       the format that the reply must match (`structured.response_format`)
+    ├── messages            Message: role, content (text, or text and media parts), reasoning, tool calls, tool call id
+    ├── tools               Tools: the functions, and whether a call is required
+    ├── reasoning           ReasoningSettings: whether to reason, effort, token budget
+    └── response_format     the format that the reply must match (`structured.response_format`)
 
-Values store their path in the client's body (``at``), so that an error that is found later names the client's own
-field.
+Values store their path in the client's body (``at``), so that errors that are detected later name the client's field.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +37,7 @@ Content = str | tuple[Part, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a tool. ``arguments``: JSON text as it was written, which may be cut off; ``id`` "" for none."""
+    """A tool call. ``arguments``: JSON text as it was generated, possibly truncated; ``id``: "" for none."""
 
     name: str
     arguments: str
@@ -48,7 +46,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. A tool result has the role ``tool``; ``call_id`` and ``name`` identify the call."""
+    """A message. A tool result has the role ``tool``; ``call_id`` and ``name`` identify the call."""
 
     role: str
     content: Content = ""
@@ -59,17 +57,17 @@ class Message:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The content as parts; an empty text has none."""
+        """Return the content as parts; empty text has none."""
         if isinstance(self.content, str):
             return (TextPart(self.content),) if self.content else ()
         return self.content
 
     @property
     def text(self) -> str:
-        """The content as one text; parts are joined by new lines, as llama-server does."""
+        """Return the content as one text, with newlines between parts, as in llama-server."""
         if isinstance(self.content, str):
             return self.content
-        return "\n".join(map(shown_text, self.content))
+        return "\n".join(map(part_text, self.content))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +77,30 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
-    strict: bool = False  # calls must match the schema; otherwise the request fails
+    strict: bool = False  # the request fails if the schema can't be enforced
     at: str = "tools"  # path of its parameters (a JSON Schema) in the client's body
-    text: TextGrammar | None = None  # the format of the only parameter, a text (a custom tool), always enforced
-    deferred: bool = False  # the messages define this tool, so that templates don't receive it
+    text: TextGrammar | None = None  # of a custom tool: the grammar of its only parameter, always enforced
+    deferred: bool = False  # defined in the messages instead of by the template
 
     @property
     def function(self) -> dict[str, Any]:
-        """As templates take it: OpenAI's ``function``."""
+        """Return OpenAI's ``function``, the format of chat templates."""
         return {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
 
     @property
     def grammar_function(self) -> dict[str, Any]:
-        """As grammars of calls take it (`formats.grammar.call_grammar.Function`)."""
+        """Return the format for grammars of calls (`formats.grammar.call_grammar.Function`)."""
         return self.function if self.text is None else {**self.function, "text": self.text}
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request, and whether the model may, must or must not call one (or the one `name`)."""
+    """The tools of a request, and whether the model may, must or must not call one. ``name``: the required one."""
 
     tools: tuple[Tool, ...] = ()
     choice: Literal["none", "auto", "required"] = "auto"
     name: str = ""
-    parallel: bool | None = None  # None = what the template can do
+    parallel: bool | None = None  # None = if the template supports it
 
     @property
     def callable(self) -> bool:
@@ -111,44 +109,44 @@ class Tools:
 
     @property
     def strict(self) -> frozenset[str]:
-        """The names of those that must be kept to their schemas."""
+        """Return the names of the tools whose schemas or grammars must be enforced."""
         return frozenset(tool.name for tool in self.tools if tool.strict or tool.text is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningSettings:
-    """The client's reasoning settings. None and "" mean that the model's options apply."""
+    """The client's reasoning settings. For None and "", the model's options apply."""
 
-    wanted: bool | None = None
-    effort: str = ""  # as the template names it
+    enabled: bool | None = None
+    effort: str = ""  # the template's name of a level
     budget: int | None = None  # token limit, -1 for unlimited
-    message: str | None = None  # ends reasoning at the limit
+    message: str | None = None  # inserted before the end of reasoning at the limit
     format: str | None = None  # llama-server's reasoning_format
     switch: bool = False  # another request may end the reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A request to a model, without sampling parameters and limits."""
+    """A conversation with its tools, reasoning settings and response format."""
 
     messages: tuple[Message, ...]
     tools: Tools = Tools()
-    thinking: ReasoningSettings = ReasoningSettings()
-    shape: ResponseFormat | None = None
-    lazy: Lazy | None = None
+    reasoning: ReasoningSettings = ReasoningSettings()
+    response_format: ResponseFormat | None = None
+    lazy: Lazy | None = None  # triggers of a lazy grammar
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    opens: bool | None = None  # the prompt ends with the start of an assistant turn; None: the client doesn't say
-    continues: Continued | None = None  # the part of the last message that the prompt continues
-    reads_calls: bool = True  # tool calls are parsed
-    default_system: bool = True  # the model's system prompt applies if there is none
+    add_generation_prompt: bool | None = None  # None if the client did not set it
+    continue_final_message: Continued | None = None  # the part of the last message that the reply continues
+    parse_tool_calls: bool = True
+    default_system: bool = True  # without a system message, the model's system prompt applies
     messages_at: str = "messages"
 
     @property
     def media(self) -> tuple[Media, ...]:
-        """Return all media in order. ``spare`` is set on media that are not in the newest user message."""
+        """Return all media in order. ``optional`` is set on media that are not in the newest user message."""
         newest = _newest(self.messages)
         return tuple(
-            replace(part, spare=message is not newest)
+            replace(part, optional=message is not newest)
             for message in self.messages
             if not isinstance(message.content, str)
             for part in message.content
@@ -157,7 +155,7 @@ class Conversation:
 
 
 def text_content(parts: Sequence[Part]) -> Content:
-    """Return one text part as its text: templates may write a list otherwise than the same text."""
+    """Return a single text part as a string, because templates may render a list of one text differently."""
     if not parts:
         return ""
     if len(parts) == 1 and isinstance(parts[0], TextPart) and not parts[0].plain:
@@ -165,57 +163,56 @@ def text_content(parts: Sequence[Part]) -> Content:
     return tuple(parts)
 
 
-def shown_text(part: Part) -> str:
+def part_text(part: Part) -> str:
     """Return the text of a part."""
     return part.text if isinstance(part, TextPart) else part.placeholder
 
 
-def unseen(medium: Media) -> InvalidRequest:
-    """Return the error for a medium that the model does not accept (llama-server's text)."""
+def unsupported_media(medium: Media) -> InvalidRequest:
+    """Return llama-server's error for a media part that the model does not support."""
     hint = "hint: if this is unexpected, you may need to provide the mmproj"
     if medium.source is None:
         hint = "there is no address and no file in it, and no file_id"
     return invalid(medium.at, f"{medium.kind} input is not supported - {hint}")
 
 
-def refuse_unseen(messages: Sequence[Message], shown: Callable[[Media], bool]) -> None:
-    """Raise `InvalidRequest` if the newest user message has media that the model can't process.
+def reject_unsupported_media(messages: Sequence[Message], supports: Callable[[Media], bool]) -> None:
+    """Raise `InvalidRequest` if the newest user message has media that the model does not support.
 
-    ``shown``: media types that the model can process. In older messages and in tool results, a placeholder replaces
-    such media, because a client can't change messages that it already sent.
+    ``supports``: whether the model supports a media part. In older messages and tool results, a placeholder replaces
+    unsupported media, because clients send these messages again unchanged.
     """
     newest = _newest(messages)
     for part in newest.parts if newest is not None else ():
-        if isinstance(part, Media) and not shown(part):
-            raise unseen(part)
+        if isinstance(part, Media) and not supports(part):
+            raise unsupported_media(part)
 
 
 def _newest(messages: Sequence[Message]) -> Message | None:
-    """Return the newest user message."""
     return next((message for message in reversed(messages) if message.role == "user"), None)
 
 
 Mark = Callable[[Part], str | None]
-"""Returns the marker for a media part or a plain text in a rendered prompt; None for other text and for media that
-can't be shown.
+"""Returns the marker that replaces a media part or plain text while a template runs; None for other text and for
+unsupported media.
 """
 
 
 def template_messages(messages: Sequence[Message], mark: Mark = lambda _: None) -> list[dict[str, Any]]:
-    """Return the messages in the format of chat templates (OpenAI's), with marks in place of media."""
+    """Return the messages in OpenAI's format, for chat templates, with markers instead of media."""
     return [_template_message(message, mark) for message in messages]
 
 
 def _template_message(message: Message, mark: Mark) -> dict[str, Any]:
-    given: dict[str, Any] = {"role": message.role, "content": _template_content(message.content, mark)}
+    fields: dict[str, Any] = {"role": message.role, "content": _template_content(message.content, mark)}
     if message.reasoning:
-        given["reasoning_content"] = message.reasoning
+        fields["reasoning_content"] = message.reasoning
     if message.name:
-        given["name"] = message.name
+        fields["name"] = message.name
     if message.call_id:
-        given["tool_call_id"] = message.call_id
+        fields["tool_call_id"] = message.call_id
     if message.calls:
-        given["tool_calls"] = [
+        fields["tool_calls"] = [
             {
                 **({"id": call.id} if call.id else {}),
                 "type": "function",
@@ -223,26 +220,26 @@ def _template_message(message: Message, mark: Mark) -> dict[str, Any]:
             }
             for call in message.calls
         ]
-    return given
+    return fields
 
 
 def _template_content(content: Content, mark: Mark) -> str | list[dict[str, Any]]:
-    """Return the content as a string or as a list of parts.
+    """Return the content as a string or as a list of text parts.
 
-    If it has media, return one string, as llama-server does: texts are separated by newlines, with none next to a
-    media marker (common/chat.cpp, common_chat_msg::to_json_oaicompat). A document counts as text.
+    Content with media is one string, as in llama-server: texts are separated by newlines, with none next to a media
+    marker (common/chat.cpp, common_chat_msg::to_json_oaicompat). A document counts as text.
     """
     if isinstance(content, str):
         return content
-    marks = [mark(part) for part in content]
-    if not any(marks):
-        return [{"type": "text", "text": shown_text(part)} for part in content] or ""
+    markers = [mark(part) for part in content]
+    if not any(markers):
+        return [{"type": "text", "text": part_text(part)} for part in content] or ""
     text = ""
     after_medium = False
-    for part, marked in zip(content, marks, strict=True):
-        is_medium = marked is not None and isinstance(part, Media) and part.kind != "document"
+    for part, marker in zip(content, markers, strict=True):
+        is_medium = marker is not None and isinstance(part, Media) and part.kind != "document"
         if not is_medium and text and not after_medium:
             text += "\n"
-        text += shown_text(part) if marked is None else marked
+        text += part_text(part) if marker is None else marker
         after_medium = is_medium
     return text

@@ -15,44 +15,45 @@ from server.media.source import LoadedMedia
 from server.pool.model import LoadedModel
 
 MEDIA_BYTES = 2048
-"""Assumed size of an image or a recording; a text of this size has about as many tokens."""
+"""Assumed size of an image or audio part: text of this size has about as many tokens."""
 BLOCK_SHARE = 2
 """A block of messages has half as many bytes as the context has tokens: about an eighth of the context."""
-ROOM_SHARE = 8
+REPLY_SHARE = 8
 """The reply gets at least this fraction of the context (1/8), unless the request's limit is lower."""
 _INSTRUCTIONS = ("system", "developer")
 
 
 def fits(n_prompt: int, n_ctx: int, max_tokens: int | None) -> bool:
-    """Return whether a prompt of `n_prompt` tokens leaves room for a reply of `max_tokens` at most; None: no limit."""
-    room = n_ctx // ROOM_SHARE if max_tokens is None else min(n_ctx // ROOM_SHARE, max_tokens)
-    return n_prompt + max(room, 1) <= n_ctx
+    """Return whether a prompt of `n_prompt` tokens leaves space for a reply of `max_tokens` (None = no limit)."""
+    n_reply = n_ctx // REPLY_SHARE if max_tokens is None else min(n_ctx // REPLY_SHARE, max_tokens)
+    return n_prompt + max(n_reply, 1) <= n_ctx
 
 
 def truncated(
     conversation: Conversation, model: LoadedModel, media: LoadedMedia, max_tokens: int | None
 ) -> Conversation:
-    """Return the conversation without as few of its oldest messages as possible.
+    """Return the conversation after dropping as few of its oldest messages as possible.
 
-    The first instructions and the last message are kept, and each kept tool result keeps its call. If the
-    conversation is still too long, the engine rejects it. Blocks, so run it in a thread. Raises `InvalidRequest`.
+    The first instructions and the last message stay, and so does the call of each tool result that stays. If the
+    conversation is still too long, the engine rejects it. Blocking, for a worker thread. Raises `InvalidRequest`.
     """
     n_ctx, messages = model.engine.n_ctx_seq, conversation.messages
     first = next((n for n, message in enumerate(messages) if message.role not in _INSTRUCTIONS), len(messages))
-    cuts = _cut_points(messages, first, n_ctx // BLOCK_SHARE)
+    starts = _start_points(messages, first, n_ctx // BLOCK_SHARE)
 
-    def rest(cut: int) -> Conversation:
-        return replace(conversation, messages=(*messages[:first], *messages[cut:]))
+    def shortened(start: int) -> Conversation:
+        return replace(conversation, messages=(*messages[:first], *messages[start:]))
 
     found = bisect_left(
-        cuts, True, key=lambda cut: fits(render(rest(cut), model).count(model, media), n_ctx, max_tokens)
+        starts, True, key=lambda start: fits(render(shortened(start), model).count(model, media), n_ctx, max_tokens)
     )
-    return rest(cuts[min(found, len(cuts) - 1)]) if cuts else conversation
+    return shortened(starts[min(found, len(starts) - 1)]) if starts else conversation
 
 
-def _cut_points(messages: Sequence[Message], first: int, block_bytes: int) -> list[int]:
-    """Return where the conversation after its instructions, from `first` on, may begin instead: in each block of
-    `block_bytes` the first message that is no tool result, and the last message that is none.
+def _start_points(messages: Sequence[Message], first: int, block_bytes: int) -> list[int]:
+    """Return the messages that may become the first one after the instructions, instead of `first`.
+
+    These are the first message of each block of `block_bytes` that is no tool result, and the last such message.
     """
     ends = list(accumulate(map(_n_bytes, messages[first:]), initial=0))
     starts = [index for index in range(first + 1, len(messages)) if messages[index].role != "tool"]

@@ -1,7 +1,7 @@
 """LoRA adapters: ``lora`` of one request, and ``/lora-adapters`` for all requests (llama.cpp
 tools/server/server-common.cpp, parse_lora_request; server-task.cpp, server_task_result_get_lora).
 
-Both take a list of ``{"id", "scale"}``; adapters that it does not name are off. In a request, an empty list keeps
+Both take a list of ``{"id", "scale"}``; adapters that are not listed are off. In a request, an empty list keeps
 the scales that are set for all requests. llama-server ignores unknown ids; here they are errors.
 """
 
@@ -20,8 +20,8 @@ from server.pool.model import LoadedModel
 from server.vocab import Vocab
 
 MAX_SCALE = 100.0
-"""Adapters are trained for scales around 1. At a hundred thousand the demo model's logits are not finite, which delays
-sequences that share its batch (`server.engine.loop`).
+"""Adapters are trained for scales around 1. At a scale of 100,000 the demo model's logits are not finite, and the
+recovery delays sequences in the same batch (`server.engine.loop`).
 """
 
 
@@ -53,15 +53,16 @@ def pairs(given: Sequence[AdapterScale] | None) -> Adapters:
 
 
 def request_adapters(given: Sequence[AdapterScale] | None, model: LoadedModel, name: str | None) -> Adapters | None:
-    """Return the engine's adapter scales: None = the scales set for all requests. A `name` of a model that is an
-    adapter's asks for this one. Raises `InvalidRequest` for an unknown id.
+    """Return the engine's adapter scales, None for those that are set for all requests.
+
+    `name`: the requested model name; an adapter's name selects this adapter. Raises `InvalidRequest` for an unknown id.
     """
     if not given:
         named = [adapter.id for adapter in model.engine.adapters if adapter.name and adapter.name == name]
         return ((named[0], 1.0),) if named else None
-    if fault := _unknown(given, model.engine.adapters):
+    if fault := _unknown_id(given, model.engine.adapters):
         raise field_error("lora", fault)
-    return _set_of(given)
+    return _nonzero_scales(given)
 
 
 def read_scales(body: object, loaded: Sequence[Adapter]) -> Adapters:
@@ -69,9 +70,9 @@ def read_scales(body: object, loaded: Sequence[Adapter]) -> Adapters:
     if not isinstance(body, list):
         raise InvalidRequest("Request body must be an array")  # llama-server's text
     given = parse(_Scales, body).root
-    if fault := _unknown(given, loaded):
+    if fault := _unknown_id(given, loaded):
         raise InvalidRequest(f"the request body is wrong: {fault}", "id")
-    return _set_of(given)
+    return _nonzero_scales(given)
 
 
 class LoadAdapter(Body):
@@ -90,44 +91,45 @@ class UnloadAdapter(Body):
     lora_name: str = ""
 
 
-def adapter_file(folder: Path, wanted: LoadAdapter) -> str:
-    """Return the path of the file that `wanted` names, in `folder`. Raises `InvalidRequest` for one outside and for
-    links, and `NotFound`.
+def adapter_file(folder: Path, body: LoadAdapter) -> str:
+    """Return the path of the file in `folder` that `body` names. Raises `InvalidRequest` for a path outside of `folder`
+    or with symbolic links, and `NotFound`.
     """
-    if not (wanted.lora_name and wanted.lora_path):
+    if not (body.lora_name and body.lora_path):
         raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.")  # vLLM's text
     root = folder.resolve()
-    path = root / wanted.lora_path
+    path = root / body.lora_path
     try:
-        direct = not path.is_symlink() and path.resolve() == path and path.is_relative_to(root)
-        if direct and path.is_file():
+        is_allowed = not path.is_symlink() and path.resolve() == path and path.is_relative_to(root)
+        if is_allowed and path.is_file():
             return str(path)
-    except (OSError, ValueError):  # too long, or with a zero byte
-        direct = True
-    except RuntimeError:  # a link that leads to itself
-        direct = False
-    if not direct:
+    except (OSError, ValueError):  # too long, or with a null byte
+        is_allowed = True
+    except RuntimeError:  # a circular link
+        is_allowed = False
+    if not is_allowed:
         raise InvalidRequest("lora_path: must be a file below the folder of --lora-dir, without links", "lora_path")
-    raise NotFound(f"Loading lora {wanted.lora_name} failed: No adapter found for {wanted.lora_path}")
+    raise NotFound(f"Loading lora {body.lora_name} failed: No adapter found for {body.lora_path}")
 
 
-_SHOWN = ("id", "path", "scale", "task_name", "prompt_prefix")
+_FIELDS = ("id", "path", "scale", "task_name", "prompt_prefix")
 
 
 def adapter_objects(loaded: Sequence[Adapter], vocab: Vocab) -> list[Json]:
     """Return the reply of ``GET /lora-adapters``. Only adapters with an invocation string have that field."""
-    found: list[Json] = []
+    objects: list[Json] = []
     for adapter in loaded:
-        found.append({name: getattr(adapter, name) for name in _SHOWN})
+        objects.append({name: getattr(adapter, name) for name in _FIELDS})
         if adapter.name:
-            found[-1]["lora_name"] = adapter.name
+            objects[-1]["lora_name"] = adapter.name
         if tokens := adapter.alora_invocation_tokens:
-            found[-1]["alora_invocation_string"] = vocab.detokenize(tokens).decode("utf-8", "replace")
-            found[-1]["alora_invocation_tokens"] = list(tokens)
-    return found
+            objects[-1]["alora_invocation_string"] = vocab.detokenize(tokens).decode("utf-8", "replace")
+            objects[-1]["alora_invocation_tokens"] = list(tokens)
+    return objects
 
 
-def _unknown(given: Sequence[AdapterScale], loaded: Sequence[Adapter]) -> str:
+def _unknown_id(given: Sequence[AdapterScale], loaded: Sequence[Adapter]) -> str:
+    """Return the reason if an id is unknown, otherwise ""."""
     ids = [adapter.id for adapter in loaded]
     for id_, _ in pairs(given):
         if id_ not in ids:
@@ -136,5 +138,5 @@ def _unknown(given: Sequence[AdapterScale], loaded: Sequence[Adapter]) -> str:
     return ""
 
 
-def _set_of(given: Sequence[AdapterScale]) -> Adapters:
+def _nonzero_scales(given: Sequence[AdapterScale]) -> Adapters:
     return tuple(sorted((id_, scale) for id_, scale in pairs(given) if scale))

@@ -1,4 +1,4 @@
-"""Pieces that replies of several wire formats have in common, field by field as llama-server writes them."""
+"""Parts of replies that several dialects share, with llama-server's fields."""
 
 import math
 import secrets
@@ -15,7 +15,7 @@ from server import __version__
 from server.engine.request import FinishReason, Progress, Timings, TokenLogprob
 
 LLAMA_CPP = "b11312-0c1e57098"
-"""llama.cpp's build and commit in llama-cpp-python 0.3.36, in llama-server's format."""
+"""The build and the commit of llama.cpp in llama-cpp-python 0.3.36, in llama-server's format."""
 FINGERPRINT = f"{LLAMA_CPP}-llamapool-{__version__}"
 DONE = b"data: [DONE]\n\n"
 _ALPHABET = (string.digits + string.ascii_letters).encode()
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 def random_id() -> str:
-    """32 random letters and digits (llama.cpp tools/server/server-common.cpp, random_string)."""
+    """Return 32 random letters and digits (llama.cpp tools/server/server-common.cpp, random_string)."""
     return secrets.token_bytes(32).translate(_TO_ALPHABET).decode("ascii")
 
 
@@ -40,14 +40,14 @@ class Header:
 
 
 def finish_reason(reason: FinishReason, *, called: bool = False) -> str:
-    """Return OpenAI's word for why a choice ended. `called`: with tool calls."""
+    """Return OpenAI's ``finish_reason``. `called`: the choice has tool calls."""
     if reason is FinishReason.LIMIT:
         return "length"
     return "tool_calls" if called else "stop"
 
 
 def timings(t: Timings) -> Json:
-    """llama-server's ``timings``: the first token counts as prompt time, so speed is over n - 1 steps."""
+    """Return llama-server's ``timings``. The first token counts as prompt time, so speeds are over n - 1 steps."""
     steps = max(t.predicted_n - 1, 0)
     drafts = {"draft_n": t.draft_n, "draft_n_accepted": t.draft_n_accepted} if t.draft_n else {}
     return {
@@ -65,7 +65,7 @@ def timings(t: Timings) -> Json:
 
 
 def timed(t: Timings | None) -> Json:
-    """Return the member ``timings`` of a chunk whose client wants them for each token, otherwise nothing."""
+    """Return the member ``timings`` of a chunk if the client requested them for each token."""
     return {"timings": timings(t)} if t else {}
 
 
@@ -74,7 +74,7 @@ def _ratio(value: float, by: float) -> float:
 
 
 def progress(p: Progress) -> Json:
-    """llama-server's ``prompt_progress`` with its timings; cached tokens count as processed."""
+    """Return llama-server's ``prompt_progress`` with its timings. Cached tokens count as processed."""
     return {
         "timings": timings(Timings(cache_n=p.cached, prompt_n=p.computed - p.cached, prompt_ms=p.elapsed_ms)),
         "prompt_progress": {
@@ -87,14 +87,14 @@ def progress(p: Progress) -> Json:
 
 
 def logprobs(tokens: Iterable[TokenLogprob], *, after_sampling: bool = False) -> Json:
-    """``logprobs`` of a choice or a chunk (llama.cpp server-task.cpp, completion_token_output)."""
+    """Return ``logprobs`` of a choice or a chunk (llama.cpp server-task.cpp, completion_token_output)."""
     return {"content": probabilities(tokens, after_sampling=after_sampling)}
 
 
 def probabilities(tokens: Iterable[TokenLogprob], *, after_sampling: bool = False) -> list[Json]:
     """Return an entry per token: its log probability and the top ones, or plain probabilities if `after_sampling`.
 
-    The latter exclude zeros: a token that the samplers removed is no alternative.
+    Probabilities of 0 are excluded, because the samplers removed these tokens.
     """
     if after_sampling:
         return [
@@ -107,7 +107,7 @@ def probabilities(tokens: Iterable[TokenLogprob], *, after_sampling: bool = Fals
 
 
 def _mask(token: TokenLogprob) -> Json:
-    """Return the tokens that a constraint forbade here, if the request has ``n_forbidden``."""
+    """Return the tokens that a constraint masked at this position, if the request has ``n_forbidden``."""
     if token.mask is None:
         return {}
     n_allowed, forbidden = token.mask
@@ -127,9 +127,9 @@ def _token(token: TokenLogprob) -> Json:
 
 
 def shown_piece(piece: bytes) -> str:
-    """Decode a token's bytes: an incomplete character at the end is dropped, and other invalid bytes become U+FFFD.
+    """Decode a token's bytes. An incomplete character at the end is dropped; other invalid bytes become U+FFFD.
 
-    Incomplete as in llama-server (server-common.cpp, validate_utf8): by the lead byte, even of an invalid character.
+    As in llama-server, the lead byte alone decides which character is incomplete (server-common.cpp, validate_utf8).
     """
     for n in range(1, min(4, len(piece)) + 1):
         lead = piece[-n]
@@ -140,12 +140,12 @@ def shown_piece(piece: bytes) -> str:
 
 
 def rfc3339(seconds: float) -> str:
-    """Return unix seconds as a time in UTC such as ``2026-11-24T00:00:00Z``."""
+    """Return Unix seconds as a UTC time such as ``2026-11-24T00:00:00Z``."""
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def page_of(data: Sequence[Json], *, has_more: bool) -> Json:
-    """Return one page of a list: its objects, and the ids of the first and the last."""
+    """Return one page of a list: the objects, and the ids of the first and the last."""
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
     return {"data": data, "has_more": has_more, "first_id": first, "last_id": last}
 
@@ -156,10 +156,10 @@ def event(body: Json) -> bytes:
 
 
 def typed_event(body: Json) -> bytes:
-    """Return one server-sent event that is named by its ``type``, as those of Anthropic's streams."""
+    """Return one server-sent event that is named by its ``type``, as in Anthropic's streams."""
     return b"event: %b\ndata: %b\n\n" % (body["type"].encode(), orjson.dumps(body))
 
 
 def extended(event: bytes, more: Json) -> bytes:
-    """Return a server-sent event whose object has `more` members at its end."""
+    """Append the members `more` to the object of a server-sent event."""
     return event.removesuffix(b"}\n\n") + b"," + orjson.dumps(more)[1:] + b"\n\n" if more else event

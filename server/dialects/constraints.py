@@ -2,10 +2,10 @@
 
 llama-server's rules apply (tools/server/server-common.cpp, oaicompat_chat_params_parse): an absent or empty schema
 means any object; json_schema and grammar exclude each other. vLLM's fields are ``guided_json`` and its relatives,
-and ``structured_outputs``; a grammar there is GBNF if it contains ``::=``, else Lark. A grammar may have triggers
+and ``structured_outputs``; a grammar there is GBNF if it contains ``::=``, otherwise Lark. A grammar may have triggers
 (``grammar_lazy``, ``grammar_triggers``, ``preserved_tokens``), with llama-server's fields and errors
-(tools/server/server-schema.cpp, server_grammar_trigger): tokens (0), words (1), patterns to search for (2) and
-patterns of the whole text so far (3).
+(tools/server/server-schema.cpp, server_grammar_trigger): a token (0), a word (1), a pattern anywhere in the text (2) or
+a pattern of the whole text so far (3).
 """
 
 from typing import Annotated, Any, ClassVar
@@ -29,7 +29,7 @@ Choices = Annotated[list[str], Field(min_length=1)]
 
 
 class Trigger(Body):
-    """One of ``grammar_triggers``. Only the empty text of a token has no meaning."""
+    """One of ``grammar_triggers``. Only a token trigger may have an empty ``value``."""
 
     type: Annotated[int, Field(ge=0, le=3)]
     value: Annotated[str, Field(max_length=MAX_CHARS)]
@@ -68,8 +68,8 @@ class StructuredOutputs(Body):
     def _false_is_absent(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        kept = {name: value for name, value in given.items() if name not in cls.without_effect}
-        return {name: value for name, value in kept.items() if value is not None and value is not False}
+        known = {name: value for name, value in given.items() if name not in cls.without_effect}
+        return {name: value for name, value in known.items() if value is not None and value is not False}
 
 
 class ConstraintFields(Body):
@@ -91,12 +91,12 @@ class ConstraintFields(Body):
 
     @property
     def is_constrained(self) -> bool:
-        """Whether a field says which output is allowed."""
+        """Return whether a field constrains the output."""
         return not self.model_fields_set.isdisjoint(ConstraintFields.model_fields)
 
     @property
     def lazy(self) -> Lazy | None:
-        """Return the grammar's triggers; None for one that applies from the first token."""
+        """Return the grammar's triggers; None if the grammar applies from the first token."""
         return self.triggers if self.grammar_lazy else None
 
     @property
@@ -137,33 +137,33 @@ def conflict(field: str, other: str) -> InvalidRequest:
     return invalid(field, f"can't be used together with {other}")
 
 
-def read_shape(
+def read_response_format(
     fields: ConstraintFields, form: dict[str, Any] | None = None, *, at: str = "response_format", flat: bool = False
 ) -> ResponseFormat | None:
     """Return the response format; None if there is none.
 
-    `form` at `at` is the dialect's equivalent of ``response_format``; if `flat`, its schema is next to its name.
-    Raises `InvalidRequest`.
+    `form`, at the path `at`, is the dialect's equivalent of ``response_format``. If `flat`, its schema is a sibling of
+    its type. Raises `InvalidRequest`.
     """
     form = fields.response_format if form is None else form
-    shape = _format_shape(form, at, flat=flat)
+    found = _parse_format(form, at, flat=flat)
     guided = guide(fields)
     if guided is not None:
-        others = {at: shape is not None, "json_schema": fields.json_schema is not None, "grammar": bool(fields.grammar)}
+        others = {at: found is not None, "json_schema": fields.json_schema is not None, "grammar": bool(fields.grammar)}
         if used := [name for name, is_used in others.items() if is_used]:
             raise conflict(guided.at, used[0])
         return guided
     if fields.json_schema is not None:
-        if shape is not None and shape.value != ANY_OBJECT:
+        if found is not None and found.value != ANY_OBJECT:
             raise invalid("json_schema", f"can't be used with a {at} that has a schema")
-        shape = _schema(fields.json_schema, "json_schema")
-    if shape is not None and fields.grammar:
+        found = _schema(fields.json_schema, "json_schema")
+    if found is not None and fields.grammar:
         raise invalid("grammar", "Cannot use both json_schema and grammar")
-    return ResponseFormat("gbnf", fields.grammar, "grammar") if fields.grammar else shape
+    return ResponseFormat("gbnf", fields.grammar, "grammar") if fields.grammar else found
 
 
-def _format_shape(given: dict[str, Any] | None, at: str, *, flat: bool) -> ResponseFormat | None:
-    """Parse ``response_format`` or a dialect's equivalent. The schema may be next to the type."""
+def _parse_format(given: dict[str, Any] | None, at: str, *, flat: bool) -> ResponseFormat | None:
+    """Parse ``response_format`` or a dialect's equivalent. The schema may be a sibling of the type."""
     if not given:
         return None
     kind = given.get("type")

@@ -1,4 +1,4 @@
-"""Content parts of OpenAI's chat and Responses, which clients mix, and the media of all APIs."""
+"""Content parts of Chat Completions and Responses, which clients mix, and the media of all dialects."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,12 +20,12 @@ MEDIA: Mapping[str, MediaKind] = {
     **dict.fromkeys(("file", "input_file"), "document"),
 }
 REASONING = ("thinking", "reasoning", "redacted_thinking")
-_PLACES = ("data", "url", "file_data")
-"""Where the object of a part has its file."""
+_FILE_KEYS = ("data", "url", "file_data")
+"""Members of a part that may contain its file."""
 
 
 def read_content(given: object, path: str, omitted: Omitted) -> list[Part]:
-    """Return the parts of a text or a list; count in `omitted` those that no model can be shown.
+    """Return the parts of a string or a list. Unsupported parts are dropped and counted in `omitted`.
 
     Raises `InvalidRequest` with the path of the part.
     """
@@ -48,11 +48,11 @@ def _part(given: object, path: str, omitted: Omitted) -> Part | None:
         return _medium(given, kind, path)
     if kind in REASONING:
         return None
-    said = next((given[key] for key in ("text", "logs") if isinstance(given.get(key), str)), None)
-    if said is None:
+    text = next((given[key] for key in ("text", "logs") if isinstance(given.get(key), str)), None)
+    if text is None:
         omitted.add("parts", kind)
         return None
-    return TextPart(said)
+    return TextPart(text)
 
 
 def _medium(given: Mapping[str, Any], kind: str, path: str) -> Media:
@@ -61,12 +61,12 @@ def _medium(given: Mapping[str, Any], kind: str, path: str) -> Media:
         return file_of(file if isinstance(file, dict) else {}, path if file is given else f"{path}.file")
     found: Source | None
     if MEDIA[kind] == "image":
-        found = link(given.get("image_url"), *_PLACES)
+        found = link(given.get("image_url"), *_FILE_KEYS)
         if found is None and (file_id := text_in(given, "file_id")):
             found = StoredFile(file_id)
     else:
-        written = given.get(kind) or given.get("video_url") or dict(given)  # an object, or a URL alone
-        found = link(written, *_PLACES)
+        written = given.get(kind) or given.get("video_url") or dict(given)  # an object, or only a URL
+        found = link(written, *_FILE_KEYS)
     return Media(MEDIA[kind], text_in(given, "filename"), f"{path}.type", found)
 
 
@@ -79,22 +79,22 @@ _ENDINGS: Mapping[str, MediaKind] = {
 
 
 def link(given: object, *keys: str) -> MediaUrl | None:
-    """Return the URL or base64 data of a part: a text, or an object with one of `keys`; None if there is neither."""
+    """Return the URL or base64 data of a part: a string, or the first of `keys` in an object. None if there is none."""
     if isinstance(given, dict):
         given = next((given[key] for key in keys if isinstance(given.get(key), str) and given[key]), None)
     return MediaUrl(given) if isinstance(given, str) and given else None
 
 
 def kind_of_type(media_type: object) -> MediaKind:
-    """Return ``image`` for ``image/png``, and ``document`` for all types other than image, audio and video."""
+    """Return ``image`` for ``image/png``, and ``document`` for any type other than image, audio or video."""
     first = media_type.partition("/")[0] if isinstance(media_type, str) else ""
     return next((kind for kind in _KINDS if kind == first), "document")
 
 
 def file_of(given: Mapping[str, Any], path: str) -> Media:
-    """Return a file of OpenAI's formats: ``file_data``, ``file_url``, or an uploaded ``file_id``.
+    """Return a file in OpenAI's format: ``file_data``, ``file_url``, or an uploaded ``file_id``.
 
-    Its type or its name determines the kind, else its content.
+    The media type or the file name determines the kind; without them, the content does later.
     """
     name, low_detail = text_in(given, "filename"), given.get("detail") == "low"
     for key in ("file_data", "file_url", "file_id"):

@@ -1,8 +1,8 @@
-"""OpenAI's custom tools, in chat and Responses: one text instead of JSON arguments, which a grammar may constrain.
+"""OpenAI's custom tools, in Chat Completions and Responses: a text input instead of JSON arguments.
 
-The model sees a function with one string parameter. The grammar (Lark or a regex) is in its description and is
-always enforced or rejected: no call that violates it reaches a client, except one that a token limit cut off. The
-text is decoded from the function's arguments, ``{"input": "..."}``, as they are generated.
+The model sees a function with one string parameter. A grammar (Lark or a regex) for the input is part of the
+description, and is enforced or rejected: except for a truncated call, no call that violates it reaches the client. The
+input is decoded from the function's arguments, ``{"input": "..."}``, as they are generated.
 """
 
 import json
@@ -35,7 +35,7 @@ MAX_GRAMMAR_CHARS = 32_768
 
 
 def custom_tool(name: str, description: str, given: object, path: str) -> Tool:
-    """Return the function of a custom tool whose ``format`` is `given`, at `path`. Raises `InvalidRequest`."""
+    """Return the function for a custom tool. `given`: its ``format``, at `path`. Raises `InvalidRequest`."""
     grammar = _grammar(given, path)
     if grammar is None:
         return Tool(name, description, _PARAMETERS, at=path)
@@ -51,7 +51,7 @@ def _grammar(given: object, path: str) -> TextGrammar | None:
         case "text":
             return None
         case "grammar":
-            inner = given.get("grammar", given)  # a chat's form has one more level
+            inner = given.get("grammar", given)  # Chat Completions has one more level
             inner, path = (inner, f"{path}.grammar") if inner is not given else (given, path)
         case _:
             raise invalid(f"{path}.type", 'must be "text" or "grammar"')
@@ -65,20 +65,20 @@ def _grammar(given: object, path: str) -> TextGrammar | None:
 
 
 _OPENING = re.compile(r'\s*\{\s*"' + INPUT + r'"\s*:\s*"')
-_WHOLE = re.compile(
+_COMPLETE = re.compile(
     r'(?:[^\\"]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|\\u[dD][89abAB]..\\u[0-9a-fA-F]{4}|\\[^u])*', re.DOTALL
 )
-"""Characters and whole escapes, pairs of surrogates together, up to the closing quote."""
+"""Characters, complete escapes and complete surrogate pairs, up to the closing quote."""
 
 
 class _InputParser:
-    """An `OutputParser` in which the arguments of custom tools' calls are their input, decoded as it is generated."""
+    """An `OutputParser` that replaces the arguments of custom tool calls by their input."""
 
     def __init__(self, parser: OutputParser, names: Container[str]) -> None:
         self._parser, self._names = parser, names
-        self._index = -1  # of the last call of a custom tool, which may have ended
-        self._held = ""  # its arguments that are not decoded so far
-        self._begun = self._closed = False  # its input
+        self._index = -1  # of the current custom tool call
+        self._pending = ""  # its arguments that are not decoded yet
+        self._has_started = self._has_ended = False  # its input
 
     def feed(self, text: str) -> list[Piece]:
         return self._decoded(self._parser.feed(text))
@@ -87,56 +87,56 @@ class _InputParser:
         return [*self._decoded(self._parser.finish(cut=cut)), *self._ended()]
 
     def _decoded(self, pieces: list[Piece]) -> list[Piece]:
-        found: list[Piece] = []
+        decoded: list[Piece] = []
         for piece in pieces:
             if isinstance(piece, ToolCallArguments) and piece.index == self._index:
-                if text := self._more(piece.text):
-                    found.append(ToolCallArguments(piece.index, text))
+                if text := self._input_in(piece.text):
+                    decoded.append(ToolCallArguments(piece.index, text))
                 continue
-            found += self._ended()
-            found.append(piece)
+            decoded += self._ended()
+            decoded.append(piece)
             if isinstance(piece, ToolCallBegin) and piece.name in self._names:
-                self._index, self._held, self._begun, self._closed = piece.index, "", False, False
-        return found
+                self._index, self._pending, self._has_started, self._has_ended = piece.index, "", False, False
+        return decoded
 
-    def _more(self, arguments: str) -> str:
-        """Return the part of the input in more of its call's arguments."""
-        if self._closed:
+    def _input_in(self, arguments: str) -> str:
+        """Return the part of the input that can be decoded after the next `arguments`."""
+        if self._has_ended:
             return ""
-        self._held += arguments
-        if not self._begun:
-            opened = _OPENING.match(self._held)
+        self._pending += arguments
+        if not self._has_started:
+            opened = _OPENING.match(self._pending)
             if opened is None:
                 return ""
-            self._begun, self._held = True, self._held[opened.end() :]
-        found = _WHOLE.match(self._held)
+            self._has_started, self._pending = True, self._pending[opened.end() :]
+        found = _COMPLETE.match(self._pending)
         end = 0 if found is None else found.end()
-        written, self._held = self._held[:end], self._held[end:]
-        self._closed = self._held.startswith('"')
+        written, self._pending = self._pending[:end], self._pending[end:]
+        self._has_ended = self._pending.startswith('"')
         try:
             return str(json.loads(f'"{written}"', strict=False)).encode(errors="replace").decode()
         except ValueError:
-            return written  # an escape that JSON does not have
+            return written  # an invalid escape
 
     def _ended(self) -> list[Piece]:
-        """Return the input of a custom tool's call that has ended, if its arguments have another syntax."""
+        """End the current call. Return its input if the arguments did not have the expected syntax."""
         index, self._index = self._index, -1
-        if index < 0 or self._begun:
+        if index < 0 or self._has_started:
             return []
         try:
-            given = pydantic_core.from_json(self._held, allow_partial="trailing-strings")
+            given = pydantic_core.from_json(self._pending, allow_partial="trailing-strings")
         except ValueError:
             given = None
         value = given.get(INPUT) if isinstance(given, dict) else None
-        text = value if isinstance(value, str) else self._held
+        text = value if isinstance(value, str) else self._pending
         return [ToolCallArguments(index, text)] if text else []
 
 
 def input_parser(parser: NewParser, names: Container[str]) -> NewParser:
-    """Return a parser in which the calls of the custom tools `names` have their input as text, not JSON arguments."""
+    """Return a parser that replaces the arguments of calls of the custom tools `names` by their input."""
     return (lambda: _InputParser(parser(), names)) if names else parser
 
 
 def input_arguments(text: str) -> str:
-    """Return the arguments of a call with that input, as the model has written them."""
+    """Return the arguments, as the model generates them, of a call with the input `text`."""
     return json.dumps({INPUT: text}, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""Errors in the words of each API, from llama-server's ``{"error": {"code", "message", "type"}}`` and the status.
+"""Converts llama-server's errors, ``{"error": {"code", "message", "type"}}``, to the format of each API.
 
-The status is the same in every API. Anthropic's types follow from it (https://docs.anthropic.com/en/api/errors).
+The HTTP status is the same in every API. Anthropic's types follow from it (https://docs.anthropic.com/en/api/errors).
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from server.dialects.common import Json, event, typed_event
 from server.telemetry.record import REQUEST_ID
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
-"""OpenAI's code for a prompt that is too long, which agents look for to know when to make it shorter."""
+"""OpenAI's code for a prompt that is too long, by which agents detect that they must shorten it."""
 _CODES = {
     401: "invalid_api_key",
     403: "insufficient_permissions",
@@ -26,7 +26,7 @@ _CODES = {
     501: "not_supported",
     503: "service_unavailable",
 }
-"""OpenAI's code for a status, unless the error has its own."""
+"""OpenAI's codes by status, for errors without a more specific one."""
 _UNVERSIONED = ("/chat/completions", "/chat/completions/input_tokens", "/responses", "/audio/transcriptions")
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -48,8 +48,8 @@ def speaks_anthropic(path: str) -> bool:
 def anthropic_error(status: int, error: Json) -> Json:
     """Convert llama-server's ``{"error": {"message", ...}}`` for `status` to Anthropic's format.
 
-    A prompt that is too long has Anthropic's wording, which agents search for to start compaction; so has an unknown
-    model, so that Claude Code selects another one.
+    The message for a prompt that is too long is Anthropic's, because agents search for it to start compaction. The one
+    for an unknown model lets Claude Code select another model.
     """
     detail: dict[str, Any] = error["error"]
     message = detail["message"]
@@ -66,7 +66,7 @@ def anthropic_error_event(status: int, error: Json) -> bytes:
 
 
 def openai_error(status: int, body: Json) -> Json:
-    """Return an error's body as OpenAI's API has it: llama-server's, with ``param`` and OpenAI's string as ``code``."""
+    """Return llama-server's error in OpenAI's format, with ``param`` and a string as ``code``."""
     detail: Json = body["error"]
     return {"error": {**detail, "param": detail.get("param"), "code": _openai_code(status, detail)}}
 
@@ -76,14 +76,14 @@ def openai_error_event(status: int, body: Json) -> bytes:
 
 
 def _openai_code(status: int, detail: Json) -> str:
-    """Return the string by which OpenAI's clients recognize an error."""
+    """Return the ``code`` by which OpenAI's clients recognize an error."""
     param, message = detail.get("param"), detail["message"]
     if isinstance(detail["code"], str):
         return detail["code"]
     if "n_prompt_tokens" in detail:
         return CONTEXT_EXCEEDED
     if param == "previous_response_id" and message.endswith("not found."):
-        return "previous_response_not_found"  # Codex sends the whole conversation then
+        return "previous_response_not_found"  # Codex then sends the whole conversation
     if param == "model" and status == HTTPStatus.NOT_FOUND:
         return "model_not_found"
     if param and status == HTTPStatus.BAD_REQUEST:
@@ -92,10 +92,10 @@ def _openai_code(status: int, detail: Json) -> str:
 
 
 def speaks_openai(path: str) -> bool:
-    """Return whether the endpoint at `path` (with any prefix) reports errors as OpenAI's API does.
+    """Return whether the endpoint at `path` (with any prefix) reports errors in OpenAI's format.
 
-    These are the endpoints under ``/v1`` that no other dialect claims, and llama-server's other names of them. Health
-    checks stay llama-server's.
+    These are the endpoints under ``/v1``, except those of other dialects and health checks, and their paths without
+    ``/v1`` in llama-server.
     """
     if path.endswith("/v1/health"):
         return False
@@ -108,12 +108,12 @@ def speaks_ollama(path: str) -> bool:
 
 
 def ollama_error(_: int, error: Json) -> Json:
-    """Return an error's body as Ollama's API has it."""
+    """Return an error in Ollama's format."""
     return {"error": error["error"]["message"]}
 
 
 def error_line(status: int, error: Json) -> bytes:
-    """Return the last line of a stream that fails."""
+    """Return the last line of a failed stream in Ollama's format."""
     return orjson.dumps(ollama_error(status, error)) + b"\n"
 
 
@@ -123,9 +123,9 @@ _APIS: tuple[tuple[Callable[[str], bool], Callable[[int, Json], Json]], ...] = (
     (lambda path: path.endswith("/v2/rerank"), lambda _, error: {"message": error["error"]["message"]}),  # Cohere's
     (speaks_openai, openai_error),
 )
-"""Which paths belong to which API. The first that matches counts."""
+"""For each API, a predicate of its paths and the conversion of errors. The first match applies."""
 
 
 def error_of_api(path: str, status: int, error: Json) -> Json:
-    """Return an error's body in the words of the API that `path` belongs to."""
+    """Return an error in the format of the API that `path` belongs to."""
     return next((convert(status, error) for speaks, convert in _APIS if speaks(path)), error)

@@ -1,8 +1,8 @@
 """Field types of request bodies. A validation error is an `InvalidRequest` that names the field.
 
 Messages are llama-server's (tools/server/server-schema.cpp, handle_with_catch): ``Field 'top_k': type must be
-number, but is string``. Its numeric limits are of two kinds: soft limits clamp the value (`clamped`), hard limits
-are errors (`within`).
+number, but is string``. Its numeric limits are of two kinds: values beyond a soft limit are clamped (`clamped`), values
+beyond a hard limit are errors (`within`).
 """
 
 import json
@@ -30,12 +30,12 @@ from server.errors import InvalidRequest, invalid, short, short_json
 
 INT32_MAX = 2**31 - 1
 MAX_MAGNITUDE = 1e6
-"""Largest absolute value of a sampling number: far past any use, far from float32's overflow."""
+"""Largest absolute value of a sampling parameter: far beyond useful values, far below overflow of float32."""
 MAX_MESSAGES = 16384
-"""Of one conversation, in every wire format."""
+"""Maximum number of messages in a conversation, in every dialect."""
 MAX_LEVELS = 200
-"""Of JSON that replies repeat a few levels deeper: orjson writes 254."""
-_WANTED = {  # pydantic's word for a wrong type: nlohmann::json's for the one that is wanted
+"""Maximum nesting of JSON that replies repeat a few levels deeper; orjson serializes 254 levels."""
+_EXPECTED = {  # by pydantic's type of the error: nlohmann::json's name of the expected type
     "int_type": "number",
     "float_type": "number",
     "bool_type": "boolean",
@@ -50,17 +50,17 @@ N = TypeVar("N", int, float)
 
 
 def _whole_number(value: object) -> object:
-    """Accept 40.0 for 40: JSON knows one kind of number, and llama-server converts it too."""
+    """Convert 40.0 to 40, like llama-server: JSON has one type of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def clamped(low: N, high: N) -> Callable[[N], N]:
-    """llama-server's soft limits: a value past one becomes the limit."""
+    """Return a validator for llama-server's soft limits, which clamps values."""
     return lambda value: min(max(value, low), high)
 
 
 def within(low: N, high: N) -> Callable[[N], N]:
-    """llama-server's hard limits, with its message."""
+    """Return a validator for llama-server's hard limits, with its error message."""
 
     def check(value: N) -> N:
         if not low <= value <= high:
@@ -71,7 +71,7 @@ def within(low: N, high: N) -> Callable[[N], N]:
 
 
 def out_of_range(low: float, high: float, value: float) -> str:
-    """llama-server's words for a value past a hard limit."""
+    """Return llama-server's error message for a value beyond a hard limit."""
     shown = [f"{number:.6f}" if isinstance(low, float) else str(number) for number in (low, high, value)]
     return f"Value must be between {shown[0]} <= value <= {shown[1]}, but got {short(shown[2])}"
 
@@ -89,8 +89,8 @@ class Members:
     """The known members of an object, or of the objects in a list."""
 
     names: frozenset[str]
-    types: Sequence[str] = ()  # of the objects that have these members; others are omitted or rejected as a whole
-    inner: Mapping[str, "Members"] = field(default_factory=dict)  # whose values are such objects
+    types: Sequence[str] = ()  # the ``type`` of objects with these members; objects of other types are not checked
+    inner: Mapping[str, "Members"] = field(default_factory=dict)  # members whose values are objects
     without_effect: "WithoutEffect" = field(default_factory=dict)  # see `Body`
 
 
@@ -112,7 +112,7 @@ _PART_TYPES = (
     "audio_url video_url file input_file image document tool_use tool_result"
 )
 _PART = _members(_PART_NAMES, _PART_TYPES, content=_members(_PART_NAMES, _PART_TYPES, **_URLS), **_URLS)
-"""The names of all dialects, because clients mix them."""
+"""The parts of all dialects, because clients mix them."""
 _MESSAGE = _members(
     "role name tool_call_id tool_name images refusal annotations audio thinking reasoning reasoning_content "
     "reasoning_details provider_specific_fields output_config type id status phase function_call",
@@ -134,7 +134,7 @@ _PROMPTS = {"type": "array", "items": {"anyOf": [_STRING, {"type": "integer"}, {
 _CONTENT = {"anyOf": [_STRING, {"type": "array", "items": {**_OBJECT, "required": ["type"]}}, {"type": "null"}]}
 _MESSAGE_SCHEMA = {**_OBJECT, "properties": {"role": _STRING, "content": _CONTENT}, "required": ["role"]}
 Strings = Annotated[Any, WithJsonSchema(_STRINGS)]
-"""Like the next ones: a field that is parsed by hand, with its schema for `/openapi.json`."""
+"""This type and the next ones are for fields that are parsed by hand. Each has a schema for `/openapi.json`."""
 TextOrStrings = Annotated[Any, WithJsonSchema({"anyOf": [_STRING, _STRINGS]})]
 Object = Annotated[Any, WithJsonSchema(_OBJECT)]
 Objects = Annotated[Any, WithJsonSchema(_OBJECTS)]
@@ -145,24 +145,24 @@ Input = Annotated[Any, _TEXT_OR_OBJECTS, _MESSAGE]
 Blocks = Annotated[Any, _TEXT_OR_OBJECTS, _PART]
 Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE_SCHEMA}), _MESSAGE]
 Format = Annotated[dict[str, Any], _FORMAT]
-"""``response_format``, and what other dialects have in its place."""
+"""``response_format``, and its equivalents in other dialects."""
 Prompt = Annotated[Any, WithJsonSchema({"anyOf": [_STRING, _PROMPTS, _OBJECT]})]
-"""A text, token ids, both mixed, a list of such, or an object with ``prompt_string``."""
-Refused = Annotated[Any, WithJsonSchema({"description": "Refused unless it is empty."})]
+"""A string, token ids, a mix of both, a list of such prompts, or an object with ``prompt_string``."""
+Unsupported = Annotated[Any, WithJsonSchema({"description": "Refused unless it is empty."})]
 EndUser = Annotated[Any, WithJsonSchema({"description": "The end user; distinguishes clients."})]
 
 
 WithoutEffect = Mapping[str, tuple[Any, str]]
-"""Fields that change nothing: the value that is no reason for a warning besides null, and the text of the warning."""
+"""Fields without effect. Values: a value that causes no warning (like null), and the reason in the warning."""
 
 
 class Body(BaseModel):
-    """Base of request schemas: no coercion (a string is no number, a boolean no integer), null = absent."""
+    """Base of request schemas. Types are not coerced; null is the same as absent."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, defer_build=True)
     without_effect: ClassVar[WithoutEffect] = {}
     texts_of_errors: ClassVar[Mapping[str, str]] = {}
-    """llama-server's errors by path. ``name?``: if the field is missing; ``*``: any index."""
+    """llama-server's error messages by path. ``name?``: the field is missing; ``*``: any index."""
 
     @model_validator(mode="before")
     @classmethod
@@ -173,7 +173,7 @@ class Body(BaseModel):
 
 
 def build_validators(base: type[Body] = Body) -> None:
-    """Build the validators of all bodies (55 ms), which the first request of each endpoint would wait for."""
+    """Build the validators of all bodies (55 ms), which would delay the first request of each endpoint."""
     for schema in base.__subclasses__():
         schema.model_rebuild()
         build_validators(schema)
@@ -183,7 +183,7 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def parse(schema: type[B], body: object, at: str = "") -> B:
-    """Return `body` as `schema`. Raises `InvalidRequest` for the first field that is wrong. `at`: path of `body`."""
+    """Validate `body`, at the path `at`, with `schema`. Raises `InvalidRequest` for the first invalid field."""
     try:
         return schema.model_validate(body)
     except ValidationError as error:
@@ -192,12 +192,12 @@ def parse(schema: type[B], body: object, at: str = "") -> B:
 
 
 def field_error(name: str, reason: str) -> InvalidRequest:
-    """Return the error of one field in llama-server's form; `name` may be a path."""
+    """Return an error for the field `name`, which may be a path, in llama-server's format."""
     return InvalidRequest(f"Field '{name}': {reason}", name)
 
 
 def _first_fault(error: ValidationError, body: object, at: str, texts: Mapping[str, str]) -> InvalidRequest:
-    """Return the errors of all types of a field with several types."""
+    """Return the error of the first invalid field, with the reasons of all its types."""
     faults = error.errors(include_url=False, include_context=False)
     path = _path(faults[0], body)
     key = re.sub(r"\.\d+", ".*", path)
@@ -211,7 +211,7 @@ def _first_fault(error: ValidationError, body: object, at: str, texts: Mapping[s
 
 
 def _path(fault: ErrorDetails, body: object) -> str:
-    """Return the path of an error: pydantic appends the type that it tried to a field with several types."""
+    """Return the path of an error, without the type that pydantic appends for a field with several types."""
     found: list[str] = []
     for part in fault["loc"]:
         missing = fault["type"] == "missing" and part == fault["loc"][-1]
@@ -233,8 +233,8 @@ def _reason(kind: str, message: str, value: object) -> str:
         return "is required"
     if kind == "int_type" and isinstance(value, float):
         return f"must be a whole number, got {short_json(value)}"
-    if kind in _WANTED:
-        return f"type must be {_WANTED[kind]}, but is {json_type(value)}"
+    if kind in _EXPECTED:
+        return f"type must be {_EXPECTED[kind]}, but is {json_type(value)}"
     if kind == "value_error":
         return message.removeprefix("Value error, ")
     if kind == "extra_forbidden":
@@ -250,46 +250,46 @@ _JSON_TYPES: Mapping[type, str] = {
 
 
 def json_type(value: object) -> str:
-    """Return the name of a JSON value's type, in nlohmann::json's words."""
+    """Return nlohmann::json's name of a JSON value's type."""
     return _JSON_TYPES.get(type(value), type(value).__name__)
 
 
 def json_kind(value: object) -> str:
-    """Return the JSON type of `value` with its article."""
+    """Return the name of the JSON type of `value` with an article."""
     name = json_type(value)
     if name == "null":
         return name
     return f"an {name}" if name[0] in "ao" else f"a {name}"
 
 
-def wrong_type(path: str, wanted: str, value: object) -> InvalidRequest:
+def wrong_type(path: str, expected: str, value: object) -> InvalidRequest:
     """Return the error for a value of the wrong type at `path`."""
-    return invalid(path, f"must be {wanted}, not {json_kind(value)}")
+    return invalid(path, f"must be {expected}, not {json_kind(value)}")
 
 
 def as_object(value: object, path: str) -> dict[str, Any]:
-    """Return the object at `path`. Raises `InvalidRequest`, as the next functions do."""
+    """Return the object at `path`. Raises `InvalidRequest`."""
     if not isinstance(value, dict):
         raise wrong_type(path, "an object", value)
     return value
 
 
 def as_array(value: object, path: str) -> list[Any]:
-    """Return the array at `path`."""
+    """Return the array at `path`. Raises `InvalidRequest`."""
     if not isinstance(value, list):
         raise wrong_type(path, "an array", value)
     return value
 
 
 def objects_in(value: object, path: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield each object of the array at `path`, and its path."""
+    """Yield each object of the array at `path`, and its path. Raises `InvalidRequest`."""
     for index, entry in enumerate(as_array(value, path)):
         where = f"{path}.{index}"
         yield as_object(entry, where), where
 
 
 def string_of(given: Mapping[str, Any], key: str, path: str) -> str:
-    """Return the string that the object at `path` has as `key`."""
+    """Return the string at `key` of the object at `path`. Raises `InvalidRequest`."""
     value = given.get(key)
     if not isinstance(value, str):
         raise wrong_type(f"{path}.{key}", "a string", value)
@@ -297,25 +297,25 @@ def string_of(given: Mapping[str, Any], key: str, path: str) -> str:
 
 
 def text_of(given: Mapping[str, Any], key: str, path: str) -> str:
-    """`string_of`; "" for null and for none."""
+    """Return the string at `key` of the object at `path`; "" if it is null or missing. Raises `InvalidRequest`."""
     return "" if given.get(key) is None else string_of(given, key, path)
 
 
 def text_in(given: Mapping[str, Any], key: str) -> str:
-    """Return the text that an object has as `key`, "" for any other value."""
-    found = given.get(key)
-    return found if isinstance(found, str) else ""
+    """Return the string at `key` of an object, "" for any other value."""
+    value = given.get(key)
+    return value if isinstance(value, str) else ""
 
 
 def dicts_in(value: object) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a list with their places, nothing of any other value."""
-    for place, each in enumerate(value if isinstance(value, list) else ()):
+    """Yield the indices and the objects of a list; nothing for any other value."""
+    for index, each in enumerate(value if isinstance(value, list) else ()):
         if isinstance(each, dict):
-            yield place, each
+            yield index, each
 
 
 def refuse_deep(members: Mapping[str, object]) -> None:
-    """Raise `InvalidRequest` for a member with too many levels to be stored and repeated in replies."""
+    """Raise `InvalidRequest` for a member that is nested too deeply to be stored and repeated in replies."""
     for path, value in members.items():
         level: list[Any] = [value] if isinstance(value, dict | list) else []
         for _ in range(MAX_LEVELS):

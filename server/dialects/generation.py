@@ -1,5 +1,6 @@
-"""Fields that all generating dialects share besides sampling (limits, stop strings, streaming, cache), and the engine's
-`Request`.
+"""Fields that all generating dialects share besides sampling: limits, stop strings, streaming, cache options.
+
+`ParsedRequest` converts them to the engine's `Request`.
 """
 
 from abc import ABC, abstractmethod
@@ -41,22 +42,22 @@ from server.structured.lazy import preserved
 from server.structured.response_format import ResponseFormat
 
 MAX_CHOICES = 128
-"""Choices of one prompt; OpenAI's limit."""
+"""Maximum number of choices of a prompt; OpenAI's limit."""
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_TOP_LOGPROBS = 20
-"""Most alternatives per token of OpenAI's Responses."""
+"""Maximum alternatives per token in OpenAI's Responses."""
 MAX_PROBS = 1000
-"""Maximum alternatives per token of ``n_probs``, ``logprobs`` and ``top_logprobs``, which are the same to llama-server.
-llama-server has no limit; a thousand are 60 kB per token.
+"""Maximum of ``n_probs``, ``logprobs`` and ``top_logprobs``: alternatives per token. llama-server has no limit; a
+thousand take 60 kB per token.
 """
 FEW_PROBS = 20
-MOST_FORBIDDEN = 50
-"""Of a constraint, for each token."""
+MAX_FORBIDDEN = 50
+"""Maximum number of masked tokens that are listed for each token."""
 MAX_CLOSING_CHARS = 4096
 """Maximum length of the message that ends reasoning at its budget; it counts as output."""
 MAX_ALTERNATIVES = 400_000
-"""Most in one reply with more than `FEW_PROBS` per token: about 40 MB."""
+"""Maximum alternatives in a reply with more than `FEW_PROBS` per token: about 40 MB."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A time limit of one request, from its arrival at the engine."""
@@ -67,7 +68,7 @@ class StreamOptions(Body):
 
 
 class ServingFields(Body):
-    """How a request is served, in any dialect: by which model, adapters, slot and cells, when, and how it is sent."""
+    """Fields of any dialect that select the model, adapters, slot and cache namespace, and control delivery."""
 
     model: str | None = None
     lora: AdapterScales | None = None
@@ -77,7 +78,7 @@ class ServingFields(Body):
     id_slot: CountOrAll | None = None
     cache_prompt: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
-    """vLLM's: cells are shared with requests of the same salt alone. Empty is a mistake there, too."""
+    """vLLM's: only requests with the same salt share cached prefixes. As in vLLM, it must not be empty."""
     prompt_cache_key: Annotated[str, Field(max_length=1024)] | None = None
     """OpenAI's hint that requests with the same key share prefixes."""
     priority: Annotated[Whole, AfterValidator(within(-(2**31), 2**31 - 1))] | None = None
@@ -94,14 +95,11 @@ Stop = Annotated[
     BeforeValidator(lambda given: [given] if isinstance(given, str) else given),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
-"""One stop string, or a list. Empty ones stop nothing and are left out, as in llama-server."""
+"""One stop string, or a list. Empty strings are ignored, as in llama-server."""
 
 
 class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
-    """Fields of every wire format that generates (llama.cpp tools/server/server-schema.cpp, make_llama_cmpl_schema).
-
-    Not among them are those that change no reply: where sampling happens, hints, accounting and routing at OpenAI.
-    """
+    """Fields of every generating dialect (llama.cpp tools/server/server-schema.cpp, make_llama_cmpl_schema)."""
 
     stop: Stop | None = None
     n_predict: CountOrAll | None = None
@@ -116,7 +114,7 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
     n_discard: Count | None = None
     n_cache_reuse: Count | None = None
     n_probs: Annotated[Whole, Field(le=MAX_PROBS)] | None = None
-    n_forbidden: Annotated[Whole, Field(le=MOST_FORBIDDEN)] | None = None
+    n_forbidden: Annotated[Whole, Field(le=MAX_FORBIDDEN)] | None = None
     post_sampling_probs: bool | None = None
     timings_per_token: bool | None = None
     verbose: bool | None = None
@@ -134,24 +132,24 @@ class GenerationFields(ServingFields, SamplingFields, ConstraintFields):
 
     @staticmethod
     def of(body: Body, **more: Any) -> "GenerationFields":
-        """Return the fields of a checked body of another dialect that have the same names, and `more`."""
+        """Return the fields that another dialect's body has under the same names, and `more`."""
         shared = {name: getattr(body, name) for name in _shared_names(type(body))}
-        return _ALL_ABSENT.model_copy(update=shared | more)  # a tenth of the time that creating one takes
+        return _ALL_ABSENT.model_copy(update=shared | more)  # ten times faster than a new instance
 
     @property
     def end_user(self) -> str:
-        """Return the client's user id; ignored unless it is a string."""
-        given = (name for name in (self.safety_identifier, self.user) if isinstance(name, str))
-        return next(given, "")
+        """Return the id of the end user, "" if there is none."""
+        names = (name for name in (self.safety_identifier, self.user) if isinstance(name, str))
+        return next(names, "")
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
+        """Return whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage is True
 
     @property
     def n_choices(self) -> int:
-        """Choices per prompt."""
+        """Return the number of choices per prompt."""
         return next((n for n in (self.n_cmpl, self.n) if n is not None), 1)
 
 
@@ -160,38 +158,36 @@ _ALL_ABSENT = GenerationFields.model_construct()
 
 @cache
 def _shared_names(schema: type[Body]) -> frozenset[str]:
-    """Return the fields that a schema and `GenerationFields` have in common."""
+    """Return the names of the fields that `schema` and `GenerationFields` share."""
     return frozenset(schema.model_fields.keys() & GenerationFields.model_fields.keys())
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Which log probabilities are computed: none, the tokens' own, or those of ``n_top`` alternatives too."""
+    """Which log probabilities are computed: none, those of generated tokens, and of ``n_top`` alternatives."""
 
-    wanted: bool = False
+    enabled: bool = False
     n_top: int = 0
     prompt: bool = False  # also those of the prompt's tokens
 
     @classmethod
     def of(cls, n_top: int | None) -> "Logprobs":
-        """Return those of ``n_probs``; none if it is absent, 0 or, as in llama-server, negative."""
+        """Return the value for ``n_probs``. Absent, 0 and, as in llama-server, negative values disable it."""
         return cls(bool(n_top and n_top > 0), max(n_top or 0, 0))
 
 
-def refuse_thinking(fields: GenerationFields) -> None:
-    """Raise `InvalidRequest` for reasoning settings outside of chats; 0 and -1 are accepted, because they have no
-    effect.
-    """
+def reject_reasoning_fields(fields: GenerationFields) -> None:
+    """Raise `InvalidRequest` for reasoning fields outside of chats. 0 and -1 have no effect and are accepted."""
     for name in ("reasoning_control", "reasoning_budget_tokens", "thinking_budget_tokens"):
         if (getattr(fields, name) or 0) > 0:
             raise field_error(name, "only chat completions have reasoning that can be ended")
 
 
 def token_limit(fields: GenerationFields, default: int) -> int:
-    """max_tokens by llama-server's precedence of names; without one, or with -1, the model's `default` (-1 = none)."""
-    given = (fields.n_predict, fields.max_completion_tokens, fields.max_tokens)
-    wanted = next((limit for limit in given if limit is not None), -1)
-    return default if wanted < 0 else wanted
+    """Return the token limit, by llama-server's precedence of fields. Absent and -1 mean `default` (-1 = unlimited)."""
+    limits = (fields.n_predict, fields.max_completion_tokens, fields.max_tokens)
+    limit = next((limit for limit in limits if limit is not None), -1)
+    return default if limit < 0 else limit
 
 
 _SAME_NAMES = (
@@ -199,19 +195,19 @@ _SAME_NAMES = (
     *("n_discard", "n_cache_reuse", "n_indent", "n_forbidden", "post_sampling_probs"),
     *("spec_n_max", "spec_n_min", "spec_p_min"),
 )
-"""Fields that are the engine request's of the same name; absent = its default, or the model's (`_MODEL_DEFAULTS`)."""
+"""Fields with the same name in the engine's `Request`. Absent ones have its default, or the model's."""
 _MODEL_DEFAULTS = ("cache_prompt", "n_keep", "n_cache_reuse")
-_OF_CONTEXT = ("client", "cache_scope", "log_id", "arrived_at", "pin_s")
+_CONTEXT_FIELDS = ("client", "cache_scope", "log_id", "arrived_at", "pin_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedRequest(ABC):
-    """A body of a generating endpoint, checked as far as that needs no model."""
+    """The parsed body of a generating endpoint, before the checks that need a model."""
 
     options: GenerationFields  # sampling, limits and delivery
     media: Sequence[Media] = ()
-    warnings: Sequence[str] = ()  # of fields without effect
-    keep_alive_s: float | None = None  # how long the model stays loaded afterwards, None as configured
+    warnings: Sequence[str] = ()  # about fields without effect
+    keep_alive_s: float | None = None  # how long the model stays loaded afterwards, None for the configured time
     logprobs: Logprobs = Logprobs()
 
     @abstractmethod
@@ -232,7 +228,7 @@ class ParsedRequest(ABC):
 
     @property
     def only_tokenizes(self) -> bool:
-        """Whether `generation` renders no template and compiles no grammar of the body."""
+        """Return whether `generation` neither renders a template nor compiles a grammar of the body."""
         return False
 
     def requests(
@@ -246,12 +242,12 @@ class ParsedRequest(ABC):
     ) -> list[Request]:
         """Return one engine request per prompt. Raises `InvalidRequest`, `PermissionDenied`."""
         fields, logprobs, model = self.options, self.logprobs, context.model
-        if not 1 <= fields.n_choices <= MAX_CHOICES:  # more than there are slots are generated in turns
+        if not 1 <= fields.n_choices <= MAX_CHOICES:  # choices may outnumber slots; the engine queues them
             name = "n" if fields.n_cmpl is None else "n_cmpl"
             raise field_error(name, out_of_range(1, MAX_CHOICES, fields.n_choices))
         if fields.id_slot is not None and fields.id_slot >= model.engine.n_slots:
             raise field_error("id_slot", f"there are slots 0 to {model.engine.n_slots - 1}")
-        shared: Json = {name: getattr(context, name) for name in _OF_CONTEXT}
+        shared: Json = {name: getattr(context, name) for name in _CONTEXT_FIELDS}
         shared |= {name: getattr(model.spec.engine, name) for name in _MODEL_DEFAULTS}
         shared |= {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
         sampling = sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq)
@@ -265,7 +261,7 @@ class ParsedRequest(ABC):
                 stop=tuple(filter(None, fields.stop or ())) or model.spec.stop,
                 n=fields.n_choices,
                 n_probs=logprobs.n_top,
-                want_logprobs=logprobs.wanted,
+                want_logprobs=logprobs.enabled,
                 prompt_logprobs=logprobs.prompt,
                 deadline_s=max(fields.t_max_predict_ms or 0, 0) / 1e3,
                 return_progress=bool(fields.return_progress and fields.stream),
@@ -282,7 +278,7 @@ class ParsedRequest(ABC):
         return requests
 
     def prepare(self, context: Context, request_id: str, conversation: Conversation) -> tuple[Output, Request]:
-        """Prepare one round of generation: the request's own conversation, or one that continues it.
+        """Prepare one round of generation for the request's conversation, or for one that continues it.
 
         Raises `InvalidRequest`, `PermissionDenied`.
         """
@@ -293,31 +289,31 @@ class ParsedRequest(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRequest(ParsedRequest):
-    """A request to answer a conversation, before a model renders it."""
+    """A parsed request with a conversation."""
 
     conversation: Conversation
 
 
 def check_totals(requests: Sequence[Request], n_ctx: int) -> None:
-    """Raise `InvalidRequest` if the requests of one body have too many biases or probabilities together.
+    """Raise `InvalidRequest` if the requests of one body have too many biases or probabilities in all.
 
-    A probability takes some 80 bytes of the reply.
+    A probability takes about 80 bytes of the reply.
     """
     n_biases = sum(len(request.sampling.logit_bias) * request.n for request in requests)
     if n_biases > MAX_BATCH:
-        said = f"has {n_biases} tokens for all prompts and choices; at most {MAX_BATCH}"
-        raise field_error("logit_bias", said)
+        reason = f"has {n_biases} tokens for all prompts and choices; at most {MAX_BATCH}"
+        raise field_error("logit_bias", reason)
     n = 0
     for request in requests:
         n_prompt = len(request.prompt)
-        most = request.max_tokens if request.max_tokens >= 0 else n_ctx - n_prompt
-        n += request.n_probs * request.n * (most + n_prompt * request.prompt_logprobs)
+        n_generated = request.max_tokens if request.max_tokens >= 0 else n_ctx - n_prompt
+        n += request.n_probs * request.n * (n_generated + n_prompt * request.prompt_logprobs)
     if n > MAX_ALTERNATIVES and any(r.n_probs > FEW_PROBS or (r.prompt_logprobs and r.n > 1) for r in requests):
-        said = f"up to {n} probabilities in one reply, more than {MAX_ALTERNATIVES}; ask for fewer, or set n_predict"
-        raise field_error("n_probs", said)
+        reason = f"up to {n} probabilities in one reply, more than {MAX_ALTERNATIVES}; ask for fewer, or set n_predict"
+        raise field_error("n_probs", reason)
 
 
-_SWITCH = "enable_thinking"
+_ENABLE_THINKING = "enable_thinking"
 
 
 class ReasoningOption(Body):
@@ -326,15 +322,15 @@ class ReasoningOption(Body):
     display: str | None = None
 
     @property
-    def wanted(self) -> bool | None:
-        """Whether the model is to think; None where that is the template's own business."""
+    def enabled(self) -> bool | None:
+        """Return whether the model should reason; None for the template's default."""
         if self.type == "disabled" or self.budget_tokens == 0:
             return False
         return None if self.type == "auto" else True
 
 
 class ChatFields(GenerationFields):
-    """Fields of chat completions and Responses about tools, reasoning and the prompt, besides the common ones."""
+    """Additional fields of Chat Completions and Responses: tools, reasoning and the prompt."""
 
     tools: ToolObjects = None
     tool_choice: TextOrObject = None
@@ -352,9 +348,9 @@ class ChatFields(GenerationFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def as_conversation(
-        self, messages: Sequence[Message], tools: Tools, shape: ResponseFormat | None, at: str = "messages"
+        self, messages: Sequence[Message], tools: Tools, response_format: ResponseFormat | None, at: str = "messages"
     ) -> Conversation:
-        """Return the conversation of `messages`, which the field `at` has. Raises `InvalidRequest`."""
+        """Return the conversation. `at`: the field that contains `messages`. Raises `InvalidRequest`."""
         if self.grammar and tools.callable:
             raise invalid("grammar", "Cannot use custom grammar constraints with tools.")
         if self.grammar_lazy and tools.callable:
@@ -363,26 +359,26 @@ class ChatFields(GenerationFields):
             tuple(messages),
             tools,
             self._reasoning(),
-            shape,
+            response_format,
             self.lazy,
             template_kwargs=template_kwargs(self.chat_template_kwargs),
-            opens=self.add_generation_prompt,
-            continues=self.continue_final_message,
-            reads_calls=self.parse_tool_calls is not False,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            parse_tool_calls=self.parse_tool_calls is not False,
             messages_at=at,
         )
 
     def _reasoning(self) -> ReasoningSettings:
-        """Return the reasoning settings; the first budget that is given counts. Raises `InvalidRequest`."""
+        """Return the reasoning settings, with the first budget that is set. Raises `InvalidRequest`."""
         thinking = self.thinking
         budgets = (
             *(self.reasoning_budget_tokens, self.thinking_budget_tokens),
             *(self.thinking_token_budget, self.thinking_budget),
             None if thinking is None else thinking.budget_tokens,
         )
-        wanted = None if thinking is None else thinking.wanted
+        enabled = None if thinking is None else thinking.enabled
         return ReasoningSettings(
-            wanted=asked_to_think(self.chat_template_kwargs, self.enable_thinking, wanted),
+            enabled=reasoning_enabled(self.chat_template_kwargs, self.enable_thinking, enabled),
             effort=self.reasoning_effort or "",
             budget=next((budget for budget in budgets if budget is not None), None),
             message=self.reasoning_budget_message,
@@ -391,14 +387,14 @@ class ChatFields(GenerationFields):
         )
 
 
-def asked_to_think(kwargs: Json | None, *fields: bool | None) -> bool | None:
-    """Return whether to reason, by the first set field or the template's variable. Raises `InvalidRequest`."""
-    given = (kwargs or {}).get(_SWITCH)
-    if given is not None and not isinstance(given, bool):
-        raise wrong_type(f"chat_template_kwargs.{_SWITCH}", "a boolean", given)
-    return next((each for each in (*fields, given) if each is not None), None)
+def reasoning_enabled(kwargs: Json | None, *fields: bool | None) -> bool | None:
+    """Return the first of `fields` that is set, or ``enable_thinking`` in `kwargs`. Raises `InvalidRequest`."""
+    variable = (kwargs or {}).get(_ENABLE_THINKING)
+    if variable is not None and not isinstance(variable, bool):
+        raise wrong_type(f"chat_template_kwargs.{_ENABLE_THINKING}", "a boolean", variable)
+    return next((each for each in (*fields, variable) if each is not None), None)
 
 
 def template_kwargs(given: Json | None) -> Json:
-    """Return the template's variables, except the one that `asked_to_think` reads."""
-    return {name: value for name, value in (given or {}).items() if name != _SWITCH}
+    """Return the template's variables without ``enable_thinking``, which `reasoning_enabled` reads."""
+    return {name: value for name, value in (given or {}).items() if name != _ENABLE_THINKING}

@@ -1,7 +1,8 @@
 """MCP tools that this server calls for a model, in any dialect: their names, the calls of a round, and the next round.
 
-A reply consists of rounds. In each the model generates. If it called such tools, the server calls them and the model
-continues with their results. The last round calls none, needs the client, or reaches a limit (`RoundWriter`).
+A reply consists of rounds of generation. If the model called MCP tools in a round, the server calls them and the next
+round continues with their results. The last round has no such calls, waits for the client, or reaches a limit
+(`RoundWriter`).
 """
 
 import asyncio
@@ -37,10 +38,10 @@ _HEADER = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
 _OWN_HEADERS = frozenset(
     ("connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
 )
-"""Headers that the HTTP client writes. A request's own would reach another virtual host, or break the framing."""
-_OTHER = re.compile(r"[^A-Za-z0-9_-]")
+"""Headers that the HTTP client sets. Those of a request could reach another virtual host or break the framing."""
+_INVALID_CHARS = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME_CHARS = 64
-_TOO_LATE = 504
+_GATEWAY_TIMEOUT = 504
 
 
 def _checked_url(url: str) -> str:
@@ -61,7 +62,7 @@ def _checked_headers(headers: dict[str, str]) -> dict[str, str]:
 
 
 def with_token(headers: Mapping[str, str], token: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the headers for a server, with a bearer token if there is one."""
+    """Return the headers for an MCP server, with the bearer token if there is one."""
     if not token:
         return tuple(headers.items())
     bearer = token if token.lower().startswith("bearer ") else f"Bearer {token}"
@@ -81,28 +82,28 @@ class ToolFilter(Body):
     tool_names: list[str] | None = None
     read_only: bool | None = None
 
-    def fits(self, tool: McpTool) -> bool:
+    def matches(self, tool: McpTool) -> bool:
         """Return whether the tool matches."""
         if self.read_only is not None and tool.is_read_only is not self.read_only:
             return False
         return self.tool_names is None or tool.name in self.tool_names
 
 
-ALL_TOOLS = ToolFilter.model_construct()  # builds no validator while it is imported
+ALL_TOOLS = ToolFilter.model_construct()  # without building the validator at import
 Filter = Annotated[
     ToolFilter, BeforeValidator(lambda given: {"tool_names": given} if isinstance(given, list) else given)
 ]
 
 
 class Approval(Body):
-    """Which calls the client wants to approve first: those that fit ``always``, and not ``never``."""
+    """Which calls need the client's approval: those that match ``always`` but not ``never``."""
 
     always: Filter = ALL_TOOLS
     never: Filter | None = None
 
     def needed(self, tool: McpTool) -> bool:
         """Return whether a call of the tool needs the client's approval."""
-        return self.always.fits(tool) and not (self.never is not None and self.never.fits(tool))
+        return self.always.matches(tool) and not (self.never is not None and self.never.matches(tool))
 
 
 NO_APPROVAL = Approval.model_construct(never=ALL_TOOLS)
@@ -110,22 +111,23 @@ NO_APPROVAL = Approval.model_construct(never=ALL_TOOLS)
 
 @dataclass(slots=True)
 class McpRequest:
-    """A server as the body of a request names it."""
+    """An MCP server in the body of a request."""
 
     label: str
-    at: str  # this path and the next ones are in the body
+    at: str  # path in the body, like ``label_at`` and ``url_at``
     label_at: str
-    url: str = ""  # without one it is a configured server
+    url: str = ""  # "" for a server of the configuration
     url_at: str = ""
     headers: tuple[tuple[str, str], ...] = ()
     description: str = ""
-    allowed: Callable[[McpTool], bool] = ALL_TOOLS.fits
+    allowed: Callable[[McpTool], bool] = ALL_TOOLS.matches
     approval: Approval = NO_APPROVAL
-    known: tuple[McpTool, ...] | None = None  # its tools, if the conversation has a list of them
-    is_listed: bool = True  # the reply lists them
-    server: McpServer | None = None  # this and the rest are set when it has been asked for its tools
-    tools: tuple[McpTool, ...] = ()  # those that the request allows
-    fault: McpFault | None = None  # why they could not be listed
+    known: tuple[McpTool, ...] | None = None  # its tools, if the conversation contains their list
+    is_listed: bool = True  # whether the reply lists the tools
+    # The following are set after the server has listed its tools.
+    server: McpServer | None = None
+    tools: tuple[McpTool, ...] = ()  # the tools that the request allows
+    fault: McpFault | None = None  # why the tools could not be listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class CallableTool:
 
 
 def check_labels(requests: Sequence[McpRequest], field_name: str) -> None:
-    """Raise `InvalidRequest` where there are too many servers or two with one label."""
+    """Raise `InvalidRequest` for too many servers or duplicate labels."""
     if len(requests) > MAX_SERVERS:
         raise invalid(field_name, f"must have at most {MAX_SERVERS} MCP servers")
     labels: set[str] = set()
@@ -149,51 +151,51 @@ def check_labels(requests: Sequence[McpRequest], field_name: str) -> None:
 
 
 def function_name(label: str, tool: str) -> str:
-    """Return the model's name of a tool: characters that tool formats can't parse become underscores."""
-    return f"{_OTHER.sub('_', label)}__{_OTHER.sub('_', tool)}"[:_MAX_NAME_CHARS]
+    """Return the model's name of a tool. Characters that tool formats can't parse become underscores."""
+    return f"{_INVALID_CHARS.sub('_', label)}__{_INVALID_CHARS.sub('_', tool)}"[:_MAX_NAME_CHARS]
 
 
 def _names(tools: object) -> Iterator[str]:
-    """Yield the names of functions in ``tools``; the members of a namespace have its name before theirs."""
+    """Yield the model's names of the functions in ``tools``, with the names of their namespaces."""
     for _, entry in dicts_in(tools):
         yield str(entry.get("name"))
         yield from (f"{entry.get('name')}__{tool.get('name')}" for _, tool in dicts_in(entry.get("tools")))
 
 
 class ServerTools:
-    """The tools of a request's MCP servers, which this server calls, and the remaining limits of the calls."""
+    """The tools of a request's MCP servers, and the remaining limits of calls."""
 
     def __init__(self, servers: McpServers, requested: Sequence[McpRequest] = (), own: object = None) -> None:
-        """Name the tools of the `requested` servers. Tools with equal names, or with those of functions in the body's
-        `own` tools, get a number.
+        """Name the tools of the `requested` servers. Names that are used already, also by functions in the body's tools
+        (`own`), get a number.
         """
         self.requested, self.left_rounds, self.left_s = requested, servers.rules.max_rounds, servers.rules.max_s
         self.left_calls: int | None = None  # None = unlimited
         self.tools: dict[str, CallableTool] = {}  # by the model's names
-        # As the model sees them, by the path of their server; the first one of a server describes the server, too.
+        # By the path of the server. The description of a server's first tool also describes the server.
         self.functions: dict[str, list[tuple[Tool, ClientName]]] = {}
         self._servers = servers
-        taken, numbers = set(_names(own)), Counter[str]()
+        used, numbers = set(_names(own)), Counter[str]()
         for each in requested:
-            assert each.server is not None, "the server has been asked for its tools"
-            about = each.description or each.server.description
+            assert each.server is not None, "the server has listed its tools"
+            server_description = each.description or each.server.description
             functions = self.functions[each.at] = []
             for tool in each.tools:
                 name = function_name(each.label, tool.name)
                 stem = name[: _MAX_NAME_CHARS - 5]
-                while name in self.tools or name in taken:
+                while name in self.tools or name in used:
                     numbers[stem] += 1
                     name = f"{stem}_{numbers[stem] + 1}"
                 self.tools[name] = CallableTool(each.server, tool, each.approval.needed(tool))
-                description = "\n\n".join(filter(None, [about, tool.description]))
+                description = "\n\n".join(filter(None, [server_description, tool.description]))
                 function = Tool(name, description, {**tool.schema, "type": "object"}, at=each.at)
                 functions.append((function, ClientName(tool.name, each.label)))
-                about = ""
+                server_description = ""
 
     async def results(self, calls: Sequence[Call]) -> AsyncGenerator[tuple[Call, McpResult], None]:
-        """Yield calls with their results in the order of completion. Cancelling it cancels running calls."""
+        """Make the calls; yield each with its result when it completes. Closing the generator cancels running calls."""
         self.left_rounds -= 1
-        began = time.monotonic()
+        started_at = time.monotonic()
         tasks = {asyncio.create_task(self._call(call)): call for call in calls}
         try:
             while tasks:
@@ -204,12 +206,12 @@ class ServerTools:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.left_s -= time.monotonic() - began
+            self.left_s -= time.monotonic() - started_at
 
     async def _call(self, call: Call) -> McpResult:
-        known = self.tools.get(call.name)
+        callable_tool = self.tools.get(call.name)
         try:
-            if known is None:
+            if callable_tool is None:
                 raise McpFault(f"there is no tool {call.name[:80]!a}")
             if self.left_calls is not None:
                 if self.left_calls <= 0:
@@ -222,26 +224,26 @@ class ServerTools:
             if not isinstance(arguments, dict):
                 raise McpFault("the arguments are not a JSON object")
             async with asyncio.timeout(max(self.left_s, 0.0)):
-                return await self._servers.call(known.server, known.tool.name, arguments)
+                return await self._servers.call(callable_tool.server, callable_tool.tool.name, arguments)
         except McpFault as fault:
             return McpResult(fault=fault)
         except TimeoutError:
-            return McpResult(fault=McpFault("the calls of this response took too long", "http", _TOO_LATE))
+            return McpResult(fault=McpFault("the calls of this response took too long", "http", _GATEWAY_TIMEOUT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRequest(ConversationRequest):
     """A request to a model that may call tools of MCP servers."""
 
-    names: Mapping[str, ClientName]  # the client's names of functions, by the model's
+    names: Mapping[str, ClientName]  # the client's names of functions, by the model's names
     cipher: ReasoningCipher
     server_tools: ServerTools | None = None
-    listings: Sequence[Json] = ()  # lists of these tools, with which the output begins
+    listings: Sequence[Json] = ()  # items that list these tools, at the start of the output
 
 
 @dataclass(frozen=True, slots=True)
-class GivenCalls:
-    """The `OutputParser` of a round without generation, whose message consists of ``calls``."""
+class ApprovedCallsParser:
+    """The `OutputParser` of a round without generation, which returns the approved ``calls``."""
 
     calls: Sequence[Call]
 
@@ -249,10 +251,10 @@ class GivenCalls:
         return []
 
     def finish(self, **_: bool) -> list[Piece]:
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for index, call in enumerate(self.calls):
-            found += ToolCallBegin(index, call.id, call.name), ToolCallArguments(index, call.arguments)
-        return found
+            pieces += ToolCallBegin(index, call.id, call.name), ToolCallArguments(index, call.arguments)
+        return pieces
 
 
 _NOT_GENERATED = Finished(0, FinishReason.EOS, "", 0, 0, 0, Timings(), -1, -1)
@@ -262,61 +264,59 @@ R = TypeVar("R", bound=ToolRequest)
 
 
 class RoundWriter(Writer, Generic[R]):
-    """Writes a reply of several rounds, calls the tools of each round and creates the next one.
+    """Writes a reply of several rounds: calls the tools of each round and creates the next round.
 
-    A writer may change the ids of calls when they begin: those that the reply has are those of the conversation.
+    A writer may change the id of a call when it starts. The conversation has the same ids as the reply.
     """
 
-    names_results = False  # whether results in the conversation have the names of their tools
+    names_results = False  # whether tool results in the conversation have the names of their tools
 
     def __init__(self, request: R, request_id: str, parser: NewParser, approved: Container[str] | None = None) -> None:
-        """`approved`: ids of the calls that the client has approved, of which the first round consists; None if that
-        round generates.
-        """
+        """`approved`: ids of the approved calls that are the first round; None if the first round generates."""
         self.request, self._id, self._tools = request, request_id, request.server_tools
         self.server_tools: Mapping[str, CallableTool] = {} if self._tools is None else self._tools.tools
-        self.said = Assembler(parser())  # the message of the current round
-        self.conversation = request.conversation  # what the round answers
-        self.approved, self._is_given = approved or (), approved is not None
+        self.assembler = Assembler(parser())  # of the current round
+        self.conversation = request.conversation  # before the current round
+        self.approved, self._is_approval = approved or (), approved is not None
         self._earlier = Usage()  # of earlier rounds
         self._results: list[Message] = []
 
     @abstractmethod
     def completed(self, call: Call, result: McpResult) -> list[bytes]:
-        """Take the result of a call; return its events."""
+        """Process the result of a call; return its events."""
 
     @property
     def usage(self) -> Usage:
-        """The token counts of all rounds so far."""
-        return self._earlier + Usage.of([(0, self.said.finished)], self.said.n_reasoning_tokens)
+        """Return the token counts of all rounds so far."""
+        return self._earlier + Usage.of([(0, self.assembler.finished)], self.assembler.n_reasoning_tokens)
 
     @property
-    def is_cut_off(self) -> bool:
-        """Whether a limit ended the round."""
-        return self.said.finished.reason is FinishReason.LIMIT
+    def is_truncated(self) -> bool:
+        """Return whether a limit ended the round."""
+        return self.assembler.finished.reason is FinishReason.LIMIT
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the client has to execute or to approve calls."""
-        return not all(map(self._makes, self.said.calls))
+        """Return whether the client must execute or approve calls."""
+        return not all(map(self._is_server_call, self.assembler.calls))
 
     def next_round(self, parser: NewParser) -> None:
         """Continue with another round of generation."""
         self._earlier = self.usage
-        self.said = Assembler(parser())
+        self.assembler = Assembler(parser())
 
     async def act(self) -> AsyncGenerator[bytes, None]:
-        """See `Writer`. None are called if a limit cut the round off."""
-        if self._is_given:
-            self._is_given = False
+        """Make the calls of the round, unless a limit truncated it; yield the resulting events."""
+        if self._is_approval:
+            self._is_approval = False
             for event in self.feed(0, _NOT_GENERATED):
                 yield event
-        made = [] if self.is_cut_off else [item for item in self.said.calls if self._makes(item)]
-        calls = [Call(item.name, item.text, item.id) for item in made]
+        items = [] if self.is_truncated else [item for item in self.assembler.calls if self._is_server_call(item)]
+        calls = [Call(item.name, item.text, item.id) for item in items]
         self._results = []
         if not calls:
             return
-        assert self._tools is not None, "only tools of servers are called here"
+        assert self._tools is not None, "the calls are of MCP servers' tools"
         self.has_acted = True
         results: dict[str, McpResult] = {}
         async for call, result in self._tools.results(calls):
@@ -334,17 +334,23 @@ class RoundWriter(Writer, Generic[R]):
         if not self._results or self.waits_for_client:
             return None
         tools, limits = self.conversation.tools, self._tools
-        assert limits is not None, "a server's tools were called"
+        assert limits is not None, "MCP servers' tools were called"
         if limits.left_rounds <= 0 or limits.left_s <= 0 or limits.left_calls == 0:
             tools = replace(tools, choice="none", name="")
         elif tools.choice == "required":
             tools = replace(tools, choice="auto", name="")
-        messages = (*self.conversation.messages, self.said.message(), *self._results)
-        self.conversation = replace(self.conversation, messages=messages, tools=tools, opens=None, continues=None)
+        messages = (*self.conversation.messages, self.assembler.message(), *self._results)
+        self.conversation = replace(
+            self.conversation,
+            messages=messages,
+            tools=tools,
+            add_generation_prompt=None,
+            continue_final_message=None,
+        )
         return self._next_generation, self.conversation.media
 
     def _next_generation(self, context: Context) -> Generation:
-        """Return the next round's generation, with the tokens that earlier rounds left of the request's limit."""
+        """Return the generation of the next round, with the remaining token limit of the request."""
         limit = token_limit(self.request.options, context.model.spec.n_predict)
         left = max(limit - self.usage.completion, 0) if limit >= 0 else limit
         request = replace(self.request, options=self.request.options.model_copy(update={"n_predict": left}))
@@ -352,23 +358,22 @@ class RoundWriter(Writer, Generic[R]):
         self.next_round(output.parser)
         return Generation([generated], self, output.switch)
 
-    def _makes(self, item: Item) -> bool:
-        known = self.server_tools.get(item.name)
-        return known is not None and (not known.needs_approval or item.id in self.approved)
+    def _is_server_call(self, item: Item) -> bool:
+        tool = self.server_tools.get(item.name)
+        return tool is not None and (not tool.needs_approval or item.id in self.approved)
 
 
 def tools_of(listed: object) -> tuple[McpTool, ...]:
-    """Return the tools of a list that a client sent back, without invalid ones."""
-    found = []
-    for _, given in dicts_in(listed):
-        match given:
+    """Return the valid tools of a list that a client sent back."""
+    tools = []
+    for _, entry in dicts_in(listed):
+        match entry:
             case {"name": str(name), "input_schema": dict(schema), **more}:
-                notes = more.get("annotations")
-                about = text_in(more, "description")
-                found.append(McpTool(name, about, schema, notes if isinstance(notes, dict) else None))
-    return tuple(found)
+                annotations, description = more.get("annotations"), text_in(more, "description")
+                tools.append(McpTool(name, description, schema, annotations if isinstance(annotations, dict) else None))
+    return tuple(tools)
 
 
 def shown_tool(tool: McpTool) -> Json:
-    """Return a tool as replies list it."""
+    """Return a tool for a list in a reply."""
     return {"name": tool.name, "description": tool.description, "input_schema": dict(tool.schema)}

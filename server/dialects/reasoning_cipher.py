@@ -1,13 +1,13 @@
-"""Reasoning text in the opaque fields of replies: Anthropic's ``signature`` and Responses' ``encrypted_content``.
+"""Encrypts reasoning for opaque fields of replies: Anthropic's ``signature`` and Responses' ``encrypted_content``.
 
-A client without a store sends these fields back. So the next prompt has the reasoning even if the client was not shown
-it, and no client can change it. A value is base64::
+Clients send these fields back. So the next prompt contains the reasoning even if it was not visible to the client, and
+no client can change it. A value is base64::
 
     magic (3 bytes)  key id (6)  |  nonce (12)  AES-256-GCM of the zlib-compressed text
 
-Compacted conversations are encrypted in the same way. Their purpose is authenticated with the text, so that a value
-cannot be sent in place of one that has another purpose. The first 9 bytes are 12 characters of base64 and tell which
-key made a value. ADR 16 says what clients must not do.
+Compacted conversations are encrypted in the same way. The purpose is authenticated with the text, so that a value
+cannot replace one with another purpose. The first 9 bytes, 12 characters of base64, identify the key. ADR 16 has the
+reasons.
 """
 
 import base64
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 REASONING, COMPACTION = b"", b"compaction"
-"""Purposes of values."""
+"""Purposes of encrypted values."""
 _MAGIC = b"lp1"
 _ID_BYTES, _NONCE_BYTES, _HEAD_CHARS = 6, 12, 12
 
 
 class TamperedReasoning(ValueError):
-    """A key of this server made the value, and it was changed, cut off, or made for another purpose."""
+    """A key of this server encrypted the value, but it was changed, truncated, or encrypted for another purpose."""
 
 
 def _key(secret: bytes) -> tuple[str, bytes]:
-    """Return how values of this key begin, and the key."""
+    """Return the prefix of values that this key encrypts, and the key."""
     derived = hashlib.blake2b(secret, digest_size=32 + _ID_BYTES, person=b"llamapool think").digest()
     return base64.b64encode(_MAGIC + derived[32:]).decode(), derived[:32]
 
 
 def _cipher(key: bytes) -> "AESGCM":
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 6 MB, which few servers need
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # 6 MB, only if needed
 
     return AESGCM(key)
 
@@ -60,9 +60,9 @@ class ReasoningCipher:
         return self._head + base64.b64encode(nonce + box).decode()
 
     def decrypt(self, value: str, purpose: bytes = REASONING) -> str | None:
-        """Return the text of an opaque value, None if no key of this server made it.
+        """Return the text of an opaque value, None if no key of this server encrypted it.
 
-        Raises `TamperedReasoning`, also for a value that was made for another purpose.
+        Raises `TamperedReasoning`, also for a value with another purpose.
         """
         key = self._keys.get(value[:_HEAD_CHARS])
         if key is None:

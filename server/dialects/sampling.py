@@ -1,10 +1,10 @@
 """llama.cpp's sampling fields and ``logit_bias``, in every dialect that generates (tools/server/server-schema.cpp).
 
-Ranges are llama-server's: past a soft limit a value becomes the limit, past a hard one it is an error. Unlike there,
-samplers and biases that can't be read are errors, and ``repeat_last_n: -1`` still means the whole context.
+Ranges are llama-server's: values beyond a soft limit are clamped, values beyond a hard limit are errors. Unlike there,
+invalid samplers and biases are errors, and ``repeat_last_n: -1`` means the whole context.
 
 ``logit_bias`` is an object ``{"15": 1.5, " Hello": false}`` or a list of pairs ``[[15, 1.5], [" Hello", false]]``. A
-key is a token id or a text whose tokens are all meant; ``false`` means never.
+key is a token id, or a text for all its tokens; ``false`` bans a token.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ from server.vocab import Vocab
 Biases = tuple[tuple[int | str, float], ...]
 MAX_ENTRIES = 65536
 MAX_BATCH = 4 * MAX_ENTRIES
-"""Maximum for all choices of all prompts of one body: each has its own copy in the native library and in llama-server's
+"""Maximum entries for all choices of all prompts of one body. Each choice has its own copy in the native library and in
 ``generation_settings``.
 """
 _MAX_BIAS = 1e30
 _TOKEN_ID = re.compile(r"-?[0-9]{1,11}")
-"""A key of an object that is no text."""
+"""Matches keys of an object that are token ids."""
 NEVER = -math.inf
 
 
@@ -62,10 +62,10 @@ def _bias_pair(index: int, pair: object) -> tuple[int | str, float]:
 
 
 def token_biases(bias: Biases, vocab: Vocab) -> tuple[tuple[int, float], ...]:
-    """Tokenize the texts.
+    """Return the biases by token id, with texts tokenized.
 
-    Raises `InvalidRequest` for an id outside of the vocabulary, and for too many entries: each costs the step thread
-    time, which delays other requests.
+    Raises `InvalidRequest` for an id outside of the vocabulary, and for too many entries. Each entry takes time of the
+    step thread, which delays other requests.
     """
     found: list[tuple[int, float]] = []
     for token, value in bias:
@@ -92,18 +92,18 @@ Seed = Annotated[Whole, Field(ge=-(2**63), le=2**64 - 1)]
 
 
 def _positive(value: float) -> float:
-    if value < _LEAST_PENALTY:
+    if value < _MIN_PENALTY:
         raise ValueError("penalty_repeat must be finite and greater than 0")
     return value
 
 
-_LEAST_PENALTY = 1e-38  # its reciprocal is still a finite float32 (llama.cpp common/sampling.cpp)
+_MIN_PENALTY = 1e-38  # its reciprocal is still a finite float32 (llama.cpp common/sampling.cpp)
 Breakers = Annotated[list[str], Field(min_length=1, max_length=MAX_SEQUENCE_BREAKERS), AfterValidator(tuple)]
 RepeatPenalty = Annotated[Number, AfterValidator(_positive)]
 
 
 def read_samplers(value: object) -> tuple[str, ...]:
-    """Sampler names from a list of names or a string of letters (llama-server takes both)."""
+    """Return sampler names from a list of names or, as in llama-server, a string of letters."""
     if isinstance(value, str):
         found = [(letter, SAMPLER_LETTERS.get(letter)) for letter in value if letter not in GONE_SAMPLERS]
     elif isinstance(value, list):
@@ -121,7 +121,7 @@ def read_samplers(value: object) -> tuple[str, ...]:
 
 
 def _body_type(name: str, kind: type, parameter: Parameter) -> Any:
-    """Return the type of a parameter's field in a body."""
+    """Return the type of a parameter's field in bodies."""
     if name == "repeat_penalty":
         return RepeatPenalty
     if parameter.hard is not None:
@@ -146,7 +146,7 @@ else:
 
 
 class SamplingFields(_Parameters):
-    """Every field of `SamplingParams` under its llama-server name; absent = the model's own default."""
+    """Every field of `SamplingParams` under llama-server's name; absent = the model's default."""
 
     texts_of_errors: ClassVar[Mapping[str, str]] = {
         "dry_sequence_breakers": "Error: dry_sequence_breakers must be a non-empty array of strings"
@@ -164,18 +164,18 @@ _SIZES = ("top_k", "min_keep", "repeat_last_n", "dry_penalty_last_n", "dry_allow
 def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Vocab, n_ctx: int) -> SamplingParams:
     """Return the model's `defaults`, overridden by the request's fields.
 
-    Sizes that the native library allocates (windows, k) are limited to the context and the vocabulary, beyond which
-    they have no effect. Raises `InvalidRequest` if the bias forbids all tokens.
+    Sizes for which the native library allocates memory (windows, k) are limited to the context and the vocabulary,
+    beyond which they have no effect. Raises `InvalidRequest` if the bias bans all tokens.
     """
     given: dict[str, Any] = {name: value for name in _NAMES if (value := getattr(fields, name)) is not None}
     if fields.seed is not None:
         given["seed"] = fields.seed & 0xFFFFFFFF  # -1 becomes RANDOM_SEED, as in C
-    if given.get("dry_base", 1) < 1:  # the default counts, as in llama-server
+    if given.get("dry_base", 1) < 1:  # the default applies, as in llama-server
         del given["dry_base"]
     if fields.logit_bias is not None:
         given["logit_bias"] = token_biases(fields.logit_bias, vocab)
-        never = {token for token, bias in given["logit_bias"] if bias == NEVER}
-        if len(never) >= vocab.n_tokens:
+        banned = {token for token, bias in given["logit_bias"] if bias == NEVER}
+        if len(banned) >= vocab.n_tokens:
             raise field_error("logit_bias", "bans every token of the vocabulary")
     sizes = {name: given.get(name, getattr(defaults, name)) for name in _SIZES}
     given |= {
@@ -189,5 +189,5 @@ def sampling_params(fields: SamplingFields, defaults: SamplingParams, vocab: Voc
 
 
 def _window(n: int, n_ctx: int) -> int:
-    """Return a window over the last tokens: -1 is the whole context."""
+    """Return the size of a window over the last tokens, where -1 means the whole context."""
     return n_ctx if n < 0 else min(n, n_ctx)

@@ -1,10 +1,10 @@
-"""Tool types that OpenAI and Anthropic define, as functions that any model can call: the table of both dialects.
+"""Tool types that OpenAI and Anthropic define, as functions that any model can call: one table for both dialects.
 
-A model sees functions only. ``tool_types.json`` says which function represents a type whose calls the client executes,
-and, for Responses, which items carry a call and its output. The parameters of a function are names of ``members``, with
-``?`` after an optional one; a name after a colon distinguishes the meanings of one member in several functions. A type
-without a row is left out with a warning: `left_out_reason` says whether the provider's servers would execute it. To
-support a type, add its row.
+Models see only functions. ``tool_types.json`` has, for each type whose calls the client executes, the function that
+represents it and, for Responses, the items of a call and its output. The parameters of a function are names of
+``members``, with ``?`` after optional ones; a suffix after a colon distinguishes members with the same name. A type
+without a row is dropped with a warning: `omission_reason` tells whether the provider's servers would execute it. To
+support a type, add a row.
 """
 
 import json
@@ -21,44 +21,44 @@ from server.dialects.fields import json_text
 from server.formats.arguments import object_of
 
 Schema = Mapping[str, Any]
-_DELETES = "delete_file"  # the operation of apply_patch whose diff only the function has
+_DELETES = "delete_file"  # an operation of apply_patch; only the function, not the item, has its ``diff``
 
 
 @dataclass(frozen=True, slots=True)
 class ToolType:
-    """A tool type whose calls the client executes, as a function that the model sees. The rest is for Responses."""
+    """A tool type whose calls the client executes, as a function. Only Responses use the fields with a default."""
 
     name: str
     description: str
     parameters: Schema
-    call: str = ""  # the types of the items of a call and of its output
-    output: str = ""
-    payload: str = ""  # the call's member that has the arguments; without one they are members of the item
-    prefix: str = ""  # of the call's id
-    open: bool = False  # the client may give its own description and parameters
+    call: str = ""  # type of a call item
+    output: str = ""  # type of an output item
+    payload: str = ""  # the call item's member with the arguments; "" if they are members of the item
+    prefix: str = ""  # of the id of a call item
+    open: bool = False  # the client may set description and parameters
     fixed: Schema = field(default_factory=dict)  # added to the payload
     item: Schema = field(default_factory=dict)  # added to the item
     nothing: Schema = field(default_factory=dict)
-    """Arguments of a call that must not be executed: a limit cut it off, or its arguments don't fit."""
+    """Arguments without effect, for a call that must not be executed: it is truncated, or its arguments are invalid."""
     unfinished: str = "incomplete"  # the status of such a call
 
     def read(self, arguments: str) -> Json | None:
-        """Return the arguments that a model wrote. Returns None if they can't be executed as they are."""
+        """Return the arguments that a model generated, None if they are invalid."""
         try:
             given = orjson.loads(arguments)
         except orjson.JSONDecodeError:
             return None
-        return given if _fits(given, {"type": "object"} if self.open else self.parameters) else None
+        return given if _matches(given, {"type": "object"} if self.open else self.parameters) else None
 
     def body(self, arguments: Json | None) -> Json:
-        """Return the members of a call item that has those arguments, or ones without any effect for None."""
+        """Return the members of a call item for `arguments`; for None, arguments without effect."""
         members = dict(self.nothing if arguments is None else arguments)
         if members.get("type") == _DELETES:
             members.pop("diff", None)
         return {**self.item, **({self.payload: {**self.fixed, **members}} if self.payload else members)}
 
     def arguments(self, item: Mapping[str, Any]) -> Json | None:
-        """Return the arguments of a call item as the model wrote them. Returns None if it has none of this type."""
+        """Return the arguments of a call item as the model generated them, None if the item is not of this type."""
         given: object = item.get(self.payload)
         if not self.payload:
             given = {name: item[name] for name in self.parameters["properties"] if item.get(name) is not None} or None
@@ -66,24 +66,24 @@ class ToolType:
             given = object_of(given)
         if not isinstance(given, dict):
             return None if given is None else {"input": given}
-        kept = {name: value for name, value in given.items() if value is not None and self.fixed.get(name) != value}
-        return {**kept, "diff": ""} if kept.get("type") == _DELETES else kept
+        own = {name: value for name, value in given.items() if value is not None and self.fixed.get(name) != value}
+        return {**own, "diff": ""} if own.get("type") == _DELETES else own
 
 
-def _fits(value: object, schema: Schema) -> bool:
-    """Return whether `value` matches a schema of this module; a schema without properties accepts any object."""
+def _matches(value: object, schema: Schema) -> bool:
+    """Return whether `value` matches a schema of this module. A schema without properties matches any object."""
     if "anyOf" in schema:
-        return any(_fits(value, each) for each in schema["anyOf"])
+        return any(_matches(value, each) for each in schema["anyOf"])
     match schema.get("type"):
         case "object":
             members, others = schema.get("properties", {}), schema.get("additionalProperties") or {}
             return (
                 isinstance(value, dict)
                 and all(name in value for name in schema.get("required", ()))
-                and all(_fits(given, members.get(name, others)) for name, given in value.items())
+                and all(_matches(given, members.get(name, others)) for name, given in value.items())
             )
         case "array":
-            return isinstance(value, list) and all(_fits(each, schema.get("items", {})) for each in value)
+            return isinstance(value, list) and all(_matches(each, schema.get("items", {})) for each in value)
         case "string":
             return isinstance(value, str) and value in schema.get("enum", (value,))
         case "integer":
@@ -93,11 +93,11 @@ def _fits(value: object, schema: Schema) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Toolset:
-    """A family of functions that one entry of ``tools`` represents. ``off``: those that are disabled by default."""
+    """Functions that one entry of ``tools`` represents. ``disabled``: those that are disabled by default."""
 
     name: str
     functions: Mapping[str, tuple[str, Schema]]
-    off: frozenset[str] = frozenset()
+    disabled: frozenset[str] = frozenset()
 
 
 _DATA: Json = orjson.loads(resources.files("server.dialects").joinpath("tool_types.json").read_bytes())
@@ -126,12 +126,12 @@ def _toolset(row: Json) -> Toolset:
 
 
 RESPONSES = _types(_DATA["responses"])
-"""Of Responses, by the ``type`` of the tool."""
+"""Tool types of Responses, by ``type``."""
 ANTHROPIC = _types(_DATA["anthropic"])
-"""Of Anthropic, by the tool's ``type``; without a date for all versions that have no row of their own."""
+"""Tool types of Anthropic, by ``type``; a type without a date is for all versions without their own row."""
 _ZOOMING = ANTHROPIC.pop("computer_zoom")
 TOOLSETS = {kind: _toolset(row) for kind, row in _DATA["toolsets"].items()}
-"""Of Anthropic, by the ``type`` of the entry. A model calls a member ``computer__left_click``."""
+"""Toolsets of Anthropic, by ``type``. The model's name of a function is, for example, ``computer__left_click``."""
 
 
 def written(arguments: Json) -> str:
@@ -143,7 +143,7 @@ def written(arguments: Json) -> str:
 
 
 def called(kind: str, item: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the function and the arguments of a Responses call item of type `kind`, None for any other item."""
+    """Return the function and the arguments of a Responses item of type `kind`, None if it is no call item."""
     for row in RESPONSES.values():
         if row.call == kind and (arguments := row.arguments(item)) is not None:
             return row.name, written(arguments)
@@ -153,14 +153,14 @@ def called(kind: str, item: Mapping[str, Any]) -> tuple[str, str] | None:
 _DATED = re.compile(r"(bash|text_editor|memory|computer)_\d{8}")
 SERVERS = (
     *("web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation", "advisor"),
-    *("programmatic_tool_calling", "tool_search", "shell"),  # a search without execution by the client, a container
+    *("programmatic_tool_calling", "tool_search", "shell"),  # of the last two, the forms that run on the server
 )
-"""Types that only the provider's servers execute; names with a suffix, such as a date, are versions."""
+"""Types that only the provider's servers execute. Versions have a suffix, such as a date."""
 _SERVERS = re.compile(rf"(?:{'|'.join(SERVERS)})(_\w+)?")
 
 
 def anthropic_type(entry: Mapping[str, Any]) -> ToolType | None:
-    """Return the row of an Anthropic tool whose calls the client executes, None for any other tool."""
+    """Return the type of an Anthropic tool whose calls the client executes, None for any other tool."""
     kind = entry.get("type")
     found = _DATED.fullmatch(kind) if isinstance(kind, str) else None
     if found is None:
@@ -170,6 +170,6 @@ def anthropic_type(entry: Mapping[str, Any]) -> ToolType | None:
     return ANTHROPIC.get(found[0]) or ANTHROPIC[found[1]]
 
 
-def left_out_reason(kind: str) -> str:
-    """Return why tools of a type without a row are left out."""
+def omission_reason(kind: str) -> str:
+    """Return the reason why tools of a type without a row are dropped."""
     return "only the provider's servers execute them" if _SERVERS.fullmatch(kind) else "no model can use them here"

@@ -2,9 +2,8 @@
 
 The instruction of a transcription is llama-server's (tools/server/server-chat.cpp,
 convert_transcriptions_to_chatcmpl; common/chat.cpp, common_chat_get_asr_prompt), and so are the events of the reply
-(server-task.cpp, to_json_oaicompat_asr), which are OpenAI's. Unlike there, ``prompt`` follows the instruction as a
-hint, as at OpenAI, and all of OpenAI's formats are supported. They have one segment, because such models return no
-timestamps.
+(server-task.cpp, to_json_oaicompat_asr), which are OpenAI's. Unlike in llama-server, ``prompt`` is a hint after the
+instruction, and all of OpenAI's formats are supported. They have one segment, because such models return no timestamps.
 """
 
 import zlib
@@ -36,14 +35,14 @@ _INSTRUCTIONS: Mapping[Task, str] = {
     "translate": "Translate the speech in the audio into English text",
 }
 _HINT = "The audio may continue this text or contain its names and terms; spell them in the same way: "
-_LFM2 = ("<|tool_list_start|>", "<|tool_list_end|>")  # specific to the templates of that model family
+_LFM2 = ("<|tool_list_start|>", "<|tool_list_end|>")  # only in the templates of this model family
 _LFM2_SYSTEM = "Perform ASR."
 _TIMES = "timestamp_granularities[]"
 _WITHOUT_EFFECT = ("chunking_strategy", "include[]", "known_speaker_names[]", "known_speaker_references[]")
 
 
 class TranscriptionForm(Body):
-    """The fields of a form besides its file; their values are texts."""
+    """The fields of a form except its file. Their values are strings."""
 
     model_config = Body.model_config | {"strict": False}
 
@@ -92,14 +91,14 @@ def parse_transcription(
 ) -> TranscriptionRequest:
     if "file" not in files:
         raise invalid("file", "No input file found for transcription")
-    said = {name: values[-1] for name, values in given.items()}
-    warnings = unused_fields(said, _FIELDS[task])
-    form = parse(TranscriptionForm, {name: text for name, text in said.items() if name in _FIELDS[task] and text})
+    fields = {name: values[-1] for name, values in given.items()}
+    warnings = unused_fields(fields, _FIELDS[task])
+    form = parse(TranscriptionForm, {name: text for name, text in fields.items() if name in _FIELDS[task] and text})
     if form.stream and form.response_format not in ("json", "text"):
         raise field_error("stream", f"can't be used with response_format {form.response_format}")
     if "word" in given.get(_TIMES, ()):
         raise field_error(_TIMES, "models give no times of words; leave it out")
-    warnings = [*(f"{name} is ignored" for name in _WITHOUT_EFFECT if said.get(name)), *warnings]
+    warnings = [*(f"{name} is ignored" for name in _WITHOUT_EFFECT if fields.get(name)), *warnings]
     return TranscriptionRequest(
         options=GenerationFields.of(form),
         media=[Media("audio", at="file", source=files["file"])],
@@ -110,29 +109,29 @@ def parse_transcription(
     )
 
 
-def _conversation(wanted: TranscriptionRequest, model: LoadedModel) -> Conversation:
-    is_lfm2 = wanted.task == "transcribe" and all(word in model.template.source for word in _LFM2)
-    text = "" if is_lfm2 else _INSTRUCTIONS[wanted.task]
-    language, hint = wanted.form.language, wanted.form.prompt
+def _conversation(parsed: TranscriptionRequest, model: LoadedModel) -> Conversation:
+    is_lfm2 = parsed.task == "transcribe" and all(word in model.template.source for word in _LFM2)
+    text = "" if is_lfm2 else _INSTRUCTIONS[parsed.task]
+    language, hint = parsed.form.language, parsed.form.prompt
     text += f" (language: {language})" if language else ""
     text = "\n".join(filter(None, [text, f"{_HINT}{hint}" if hint else ""]))
-    user = Message("user", (TextPart(text), *wanted.media) if text else tuple(wanted.media))
+    user = Message("user", (TextPart(text), *parsed.media) if text else tuple(parsed.media))
     system = (Message("system", _LFM2_SYSTEM),) if is_lfm2 else ()
-    messages, thinking = (*system, user), ReasoningSettings(wanted=False)
-    return Conversation(messages, thinking=thinking, default_system=False, messages_at="file")
+    messages, reasoning = (*system, user), ReasoningSettings(enabled=False)
+    return Conversation(messages, reasoning=reasoning, default_system=False, messages_at="file")
 
 
 TRANSCRIPTIONS = Dialect(parse_transcription)
 
 
 class TranscriptWriter(Writer):
-    """Writes a transcript: events, or an object that has the text of other formats (`rendered`).
+    """Writes a transcript as events or as an object, which `rendered` converts to other formats.
 
-    `seconds`: the length of the recording.
+    `seconds`: the duration of the audio.
     """
 
     def __init__(self, parser: OutputParser, parsed: TranscriptionRequest, request: Request, seconds: float) -> None:
-        self._said = Assembler(parser)
+        self._assembler = Assembler(parser)
         self._parsed, self._request, self._seconds = parsed, request, seconds
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
@@ -141,17 +140,17 @@ class TranscriptWriter(Writer):
         if isinstance(item, Text):
             self._tokens += item.tokens
             self._logprobs += (token.logprob for token in item.logprobs)
-            return _deltas(self._said.feed(item))
+            return _deltas(self._assembler.feed(item))
         if isinstance(item, Finished):
-            return [*_deltas(self._said.finish(item)), event(self._done())]
+            return [*_deltas(self._assembler.finish(item)), event(self._done())]
         return []
 
     def finish(self) -> list[bytes]:
         return [DONE]
 
     def body(self) -> Json:
-        """Return the reply; of formats that are no JSON it has the text alone, under ``text``."""
-        text = self._said.said(Kind.TEXT)
+        """Return the reply. For formats other than JSON, its only member is ``text``."""
+        text = self._assembler.text(Kind.TEXT)
         seconds = self._seconds
         match self._parsed.form.response_format:
             case "text":
@@ -188,30 +187,30 @@ class TranscriptWriter(Writer):
         }
 
     def _done(self) -> Json:
-        return {"type": "transcript.text.done", "text": self._said.said(Kind.TEXT), "usage": self._usage()}
+        return {"type": "transcript.text.done", "text": self._assembler.text(Kind.TEXT), "usage": self._usage()}
 
     def _usage(self) -> Json:
         n_audio = sum(span.n_tokens for span in self._request.media)
-        return Usage.of([(0, self._said.finished)]).transcript(n_audio)
+        return Usage.of([(0, self._assembler.finished)]).transcript(n_audio)
 
 
 def rendered(body: Json, form: str) -> tuple[bytes, str]:
-    """Return a reply's bytes and their type."""
+    """Return the bytes of a reply and their media type. `form`: the response format."""
     if form in ("json", "verbose_json"):
         return orjson.dumps(body), "application/json"
     kinds = {"vtt": "text/vtt", "srt": "application/x-subrip"}
     return body["text"].encode(), f"{kinds.get(form, 'text/plain')}; charset=utf-8"
 
 
-def _deltas(found: list[Delta]) -> list[bytes]:
+def _deltas(deltas: list[Delta]) -> list[bytes]:
     return [
         event({"type": "transcript.text.delta", "delta": delta.text})
-        for delta in found
+        for delta in deltas
         if delta.item.kind is Kind.TEXT and delta.text
     ]
 
 
 def _time(seconds: float, point: str) -> str:
-    """``00:01:02,345``."""
+    """Return a time such as ``00:01:02,345``."""
     ms = round(1e3 * seconds)
     return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"

@@ -1,4 +1,4 @@
-"""Token counts of a reply, and each API's table of them: a new count is a field, its sum and its entries here."""
+"""Token counts of a reply, and their format in each API."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from server.engine.request import Finished
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of all prompts, choices and rounds of a reply. ``cached`` prompt tokens and ``reasoning`` are parts."""
+    """Token counts of all prompts, choices and rounds. ``prompt`` includes ``cached``, ``completion`` ``reasoning``."""
 
     prompt: int = 0
     cached: int = 0
@@ -19,7 +19,7 @@ class Usage:
 
     @classmethod
     def of(cls, ends: Iterable[tuple[int, Finished]], n_reasoning: int = 0) -> Self:
-        """Return the counts of choices, each with the number of its prompt. A prompt of several choices counts once."""
+        """Return the counts of choices, given with the indices of their prompts. Each prompt counts once."""
         prompts: dict[int, Finished] = {}
         n_predicted = 0
         for prompt, end in ends:
@@ -29,16 +29,16 @@ class Usage:
         return cls(sum(end.n_prompt for end in firsts), sum(end.n_cached for end in firsts), n_predicted, n_reasoning)
 
     @classmethod
-    def read(cls, shown: object) -> Self:
-        """Return the counts of a reply's ``usage`` as OpenAI's or Anthropic's API shows it; none of anything else."""
-        if not isinstance(shown, dict):
+    def read(cls, usage: object) -> Self:
+        """Parse ``usage`` of OpenAI's or Anthropic's API. Anything else has no counts."""
+        if not isinstance(usage, dict):
             return cls()
-        before = shown.get("input_tokens_details") or shown.get("prompt_tokens_details") or {}
-        after = shown.get("output_tokens_details") or shown.get("completion_tokens_details") or {}
+        before = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
+        after = usage.get("output_tokens_details") or usage.get("completion_tokens_details") or {}
         return cls(
-            shown.get("input_tokens") or shown.get("prompt_tokens") or 0,
+            usage.get("input_tokens") or usage.get("prompt_tokens") or 0,
             before.get("cached_tokens", 0),
-            shown.get("output_tokens") or shown.get("completion_tokens") or 0,
+            usage.get("output_tokens") or usage.get("completion_tokens") or 0,
             after.get("reasoning_tokens", 0),
         )
 
@@ -51,19 +51,19 @@ class Usage:
         )
 
     def openai(self) -> Json:
-        """Return ``usage`` of chat and text completions. Reasoning tokens are listed if there are any."""
-        shown: Json = {
+        """Return ``usage`` of chat and text completions, with reasoning tokens if there are any."""
+        usage: Json = {
             "completion_tokens": self.completion,
             "prompt_tokens": self.prompt,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
         if self.reasoning:
-            shown["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
-        return shown
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
+        return usage
 
     def responses(self) -> Json:
-        """Return ``usage`` of OpenAI's Responses. There are no prices, so no token counts as written to a cache."""
+        """Return ``usage`` of OpenAI's Responses. Cache writes have no price here, so they are not counted."""
         return {
             "input_tokens": self.prompt,
             "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
@@ -75,17 +75,17 @@ class Usage:
     def anthropic(self) -> Json:
         """Return ``usage`` of Anthropic's Messages, where ``input_tokens`` exclude cached tokens.
 
-        Every computed token may be cached at no cost, so ``cache_creation_input_tokens`` count as input tokens.
+        Cache writes have no price here, so ``cache_creation_input_tokens`` is 0.
         """
-        shown: Json = {
+        usage: Json = {
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": self.cached,
             "input_tokens": self.prompt - self.cached,
             "output_tokens": self.completion,
         }
         if self.reasoning:
-            shown["output_tokens_details"] = {"thinking_tokens": self.reasoning}
-        return shown
+            usage["output_tokens_details"] = {"thinking_tokens": self.reasoning}
+        return usage
 
     def transcript(self, n_audio: int) -> Json:
         """Return ``usage`` of a transcript: llama-server's keys and OpenAI's details."""

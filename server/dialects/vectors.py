@@ -1,9 +1,9 @@
 """Embeddings and scores: ``/v1/embeddings``, llama-server's ``/embeddings``, and rerank endpoints.
 
-Embeddings follow llama.cpp's tools/server/server-context.cpp, handle_embeddings_impl; beyond it: ``dimensions``, and a
-limit to the number of inputs. ``/rerank`` has Jina's shape or, with ``texts``, that of Text Embeddings Inference (TEI);
-``/v2/rerank`` has Cohere's (post_rerank; server-common.cpp, format_prompt_rerank). Beyond it: documents as objects with
-``text``, Jina's ``return_documents``, and TEI's ``raw_scores`` where it is given.
+Embeddings follow llama-server (tools/server/server-context.cpp, handle_embeddings_impl). In addition, ``dimensions``
+is supported, and the number of inputs is limited. ``/rerank`` has Jina's format or, with ``texts``, that of Text
+Embeddings Inference (TEI); ``/v2/rerank`` has Cohere's (post_rerank; server-common.cpp, format_prompt_rerank). In
+addition, documents may be objects with ``text``; Jina's ``return_documents`` and TEI's ``raw_scores`` are supported.
 """
 
 import base64
@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field
 
 from server.chat.conversation import TextPart
 from server.dialects.common import Json
-from server.dialects.completions.prompt import FORMS, GivenPrompt, prompt_media, read_mixed, read_object
+from server.dialects.completions.prompt import FORMS, UntokenizedPrompt, prompt_media, read_mixed, read_object
 from server.dialects.content import read_content
 from server.dialects.fields import INT32_MAX, Body, Count, Prompt, Whole, field_error, parse, within
 from server.dialects.warnings import Omitted, known_fields, unused_fields
@@ -35,14 +35,14 @@ from server.vocab import Vocab
 NONE, MAX_ABSOLUTE, TAXICAB, EUCLIDEAN = -1, 0, 1, 2
 MAX_NORM = 1000
 MAX_INPUTS = 2048
-"""Most texts of one request; OpenAI's limit."""
+"""Maximum number of texts in a request; OpenAI's limit."""
 _INT16_RANGE = 32760.0
-_PLACES = re.compile(r"\{(query|document)\}")
+_PLACEHOLDER = re.compile(r"\{(query|document)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class VectorJob:
-    """The inputs to compute, and the JSON of the reply for their vectors; ``reply`` blocks, for a thread."""
+    """The inputs to compute. ``reply`` returns the JSON of the reply for their vectors; blocking, for a thread."""
 
     inputs: Sequence[Sequence[int] | MediaPrompt]
     reply: Callable[[Sequence[Vectors]], bytes]
@@ -50,7 +50,7 @@ class VectorJob:
 
 @dataclass(frozen=True, slots=True)
 class VectorRequest:
-    """A checked body of an endpoint that computes vectors."""
+    """A parsed body of an endpoint that computes vectors."""
 
     model: str | None
     job: Callable[[LoadedModel, LoadedMedia], VectorJob]
@@ -59,12 +59,14 @@ class VectorRequest:
     task: Task = "embed"
     media: Sequence[Media] = ()
     keep_alive_s: float | None = None
-    empty: bytes = b""  # the reply if there is no text, so that the model is only loaded
+    empty: bytes = b""  # if there is no text: the reply after the model was loaded
 
 
 def normalized(vectors: Vectors, norm: int) -> Vectors:
-    """Return each row at length 1 under `norm` (llama.cpp common/common.cpp, common_embd_normalize): -1 as it is, 0 the
-    largest component at 32760, 1 taxicab, 2 euclidean, p the p-norm. A row of zeros stays one.
+    """Return each row normalized to length 1 (llama.cpp common/common.cpp, common_embd_normalize).
+
+    `norm`: -1 none, 0 the largest absolute component becomes 32760, 1 taxicab, 2 Euclidean, p the p-norm. Rows of zeros
+    stay unchanged.
     """
     if norm == NONE:
         return vectors
@@ -72,7 +74,7 @@ def normalized(vectors: Vectors, norm: int) -> Vectors:
     largest = np.abs(rows).max(axis=1, keepdims=True)
     if norm == MAX_ABSOLUTE:
         length = largest / _INT16_RANGE
-    else:  # scaled by the largest value, whose power could overflow
+    else:  # divided by the largest value first, because its power could overflow
         parts = np.abs(np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0))
         length = largest * (parts**norm).sum(axis=1, keepdims=True) ** (1.0 / norm)
     result: Vectors = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0).astype(np.float32)
@@ -80,7 +82,7 @@ def normalized(vectors: Vectors, norm: int) -> Vectors:
 
 
 class EmbeddingsBody(Body):
-    """The body of every embeddings endpoint. ``user`` and other fields of OpenAI's change nothing."""
+    """The body of every embeddings endpoint."""
 
     model: str | None = None
     input: Prompt = None
@@ -94,10 +96,10 @@ class EmbeddingsBody(Body):
 
 
 def read_embeddings(given: dict[str, Any], *, native: bool) -> VectorRequest:
-    """Validate the fields that don't depend on a model. `native`: the path is llama-server's. Raises `InvalidRequest`.
+    """Parse the body of an embeddings endpoint. `native`: llama-server's endpoint. Raises `InvalidRequest`.
 
-    An input has one vector, or one for each token if there is no pooling. The reply is llama-server's own, too, if the
-    body has ``content``.
+    An input has one vector or, without pooling, one for each token. For ``content``, the reply also has llama-server's
+    format.
     """
     body = parse(EmbeddingsBody, given)
     path, value = ("content", body.content) if body.input is None else ("input", body.input)
@@ -113,11 +115,11 @@ def read_embeddings(given: dict[str, Any], *, native: bool) -> VectorRequest:
         norm = model.spec.embd_normalize if body.embd_normalize is None else body.embd_normalize
         norm = NONE if info.pooling in (Pooling.NONE, Pooling.RANK) else norm
         inputs = [prompt.read(model, media) for prompt in prompts]
-        if not all(read.tokens for read in inputs):
+        if not all(prompt.tokens for prompt in inputs):
             raise InvalidRequest("Input content cannot be empty", "input")
 
-        def reply(found: Sequence[Vectors]) -> bytes:
-            rows = [np.ascontiguousarray(normalized(vectors[:, : body.dimensions], norm)) for vectors in found]
+        def reply(computed: Sequence[Vectors]) -> bytes:
+            rows = [np.ascontiguousarray(normalized(vectors[:, : body.dimensions], norm)) for vectors in computed]
             if is_native:
                 shown: Any = [{"index": i, "embedding": vectors} for i, vectors in enumerate(rows)]
             else:
@@ -130,10 +132,10 @@ def read_embeddings(given: dict[str, Any], *, native: bool) -> VectorRequest:
     return VectorRequest(body.model, job, unused_fields(given, EmbeddingsBody), media=prompt_media(prompts))
 
 
-def check_dimensions(wanted: int, n_embd: int) -> None:
+def check_dimensions(dimensions: int, n_embd: int) -> None:
     """Raise `InvalidRequest` for more dimensions than the model's vectors have."""
-    if wanted > n_embd:
-        raise field_error("dimensions", f"the model's vectors have {n_embd} dimensions; {wanted} were requested")
+    if dimensions > n_embd:
+        raise field_error("dimensions", f"the model's vectors have {n_embd} dimensions; {dimensions} were requested")
 
 
 def _listed(model: str, n_tokens: int, **more: object) -> Json:
@@ -149,8 +151,8 @@ def _entry(index: int, vector: Vectors, encoding: str | None) -> Json:
     return {**shown, "embedding": base64.b64encode(floats).decode("ascii"), "encoding_format": encoding}
 
 
-def _prompts(value: object, path: str) -> list[GivenPrompt]:
-    """Return one text in any form, or a list of them; a list with a number in it is one text of tokens."""
+def _prompts(value: object, path: str) -> list[UntokenizedPrompt]:
+    """Return the prompts. A list that contains a number is a single prompt."""
     if not isinstance(value, list) or any(isinstance(entry, int | float) for entry in value):
         return [_prompt(value, path)]
     if not value:
@@ -160,7 +162,7 @@ def _prompts(value: object, path: str) -> list[GivenPrompt]:
     return [_prompt(entry, f"{path}.{index}") for index, entry in enumerate(value)]
 
 
-def _prompt(value: object, path: str) -> GivenPrompt:
+def _prompt(value: object, path: str) -> UntokenizedPrompt:
     if isinstance(value, str | list):
         return read_mixed(value, path)
     if isinstance(value, dict) and "content" in value:
@@ -170,29 +172,28 @@ def _prompt(value: object, path: str) -> GivenPrompt:
     raise InvalidRequest(FORMS, path)
 
 
-def _content_text(parts: object, path: str) -> GivenPrompt:
-    """Return a chat message's content parts (server-common.cpp, tokenize_oai_content_array): nothing between them."""
+def _content_text(parts: object, path: str) -> UntokenizedPrompt:
+    """Return a prompt of content parts, without separators (server-common.cpp, tokenize_oai_content_array)."""
     if not isinstance(parts, list):
         raise InvalidRequest('"content" must be an array', path)
     omitted = Omitted()
-    found = [part.text if isinstance(part, TextPart) else part for part in read_content(parts, path, omitted)]
+    texts_and_media = [part.text if isinstance(part, TextPart) else part for part in read_content(parts, path, omitted)]
     if omitted:
         raise field_error(path, "unsupported content[].type")
-    media = tuple(part for part in found if isinstance(part, Media))
-    text = "".join(part for part in found if isinstance(part, str))
-    return GivenPrompt(text, path, media, lambda _: found)
+    media = tuple(part for part in texts_and_media if isinstance(part, Media))
+    text = "".join(part for part in texts_and_media if isinstance(part, str))
+    return UntokenizedPrompt(text, path, media, lambda _: texts_and_media)
 
 
 class Document(Body):
-    """A text of a document."""
+    """A document as an object."""
 
     text: str
 
 
 Documents = Annotated[list[str | Document], Field(min_length=1, max_length=MAX_INPUTS)]
 
-
-_WANTED = '"documents" must be a non-empty string array'
+_DOCUMENTS_ERROR = '"documents" must be a non-empty string array'
 
 
 class RerankBody(Body):
@@ -201,7 +202,9 @@ class RerankBody(Body):
     texts_of_errors: ClassVar[Mapping[str, str]] = {
         "query?": '"query" must be provided',
         "query": '"query" must be a string',
-        **dict.fromkeys(("documents", "documents.*", "documents.*.text", "texts", "texts.*", "texts.*.text"), _WANTED),
+        **dict.fromkeys(
+            ("documents", "documents.*", "documents.*.text", "texts", "texts.*", "texts.*.text"), _DOCUMENTS_ERROR
+        ),
     }
     model: str | None = None
     query: str
@@ -217,18 +220,18 @@ _COHERE_FIELDS = known_fields(RerankBody).names - {"texts", "return_text", "raw_
 
 
 def read_rerank(given: dict[str, Any], *, cohere: bool = False) -> VectorRequest:
-    """Validate the fields that don't depend on a model. `cohere`: the endpoint is Cohere's. Raises `InvalidRequest`.
+    """Parse the body of a rerank endpoint. `cohere`: Cohere's endpoint. Raises `InvalidRequest`.
 
-    The job raises `NotSupported` for a model that is no reranker. The reply has the documents by falling score, which
-    is the first class of the model's head. Cohere's scores are between 0 and 1.
+    The job raises `NotSupported` for a model that is no reranker. The reply has the documents sorted by score, the
+    output of the model's head for the first class. Cohere's scores are between 0 and 1.
     """
     body = parse(RerankBody, given)
     uses_texts = body.documents is None and body.texts is not None and not cohere
     documents = body.texts if uses_texts else body.documents
     if documents is None:
-        raise InvalidRequest(_WANTED, "documents")
+        raise InvalidRequest(_DOCUMENTS_ERROR, "documents")
     texts = [each.text if isinstance(each, Document) else each for each in documents]
-    shape = "cohere" if cohere else "jina" if body.texts is None else "tei"
+    reply_format = "cohere" if cohere else "jina" if body.texts is None else "tei"
 
     def job(model: LoadedModel, _: LoadedMedia) -> VectorJob:
         if model.embedder.info.pooling is not Pooling.RANK:
@@ -236,20 +239,20 @@ def read_rerank(given: dict[str, Any], *, cohere: bool = False) -> VectorRequest
         inputs: list[list[int]] = []
         for pair in _pairs(body.query, texts, model.info.rerank_template, model.vocab):
             inputs.append(pair)
-            if len(pair) > model.embedder.info.longest:  # it is refused later, and a long query would be in each pair
+            if len(pair) > model.embedder.info.longest:  # the engine rejects it; a long query would repeat in each pair
                 break
 
-        def reply(found: Sequence[Vectors]) -> bytes:
-            as_probability = body.raw_scores is False or shape == "cohere"
-            scores = [_probability(vectors) if as_probability else float(vectors[0, 0]) for vectors in found]
+        def reply(computed: Sequence[Vectors]) -> bytes:
+            as_probability = body.raw_scores is False or reply_format == "cohere"
+            scores = [_probability(vectors) if as_probability else float(vectors[0, 0]) for vectors in computed]
             best = sorted(range(len(scores)), key=lambda i: -scores[i])[: body.top_n]
-            if shape == "tei":
+            if reply_format == "tei":
                 shown: list[Json] = [{"text": text} if body.return_text else {} for text in texts]
                 return orjson.dumps([{"index": i, "score": scores[i], **shown[i]} for i in best])
             shown = [{"document": {"text": text}} if body.return_documents else {} for text in texts]
             results = [{"index": i, "relevance_score": scores[i], **shown[i]} for i in best]
             n_tokens = sum(map(len, inputs))
-            if shape == "jina":
+            if reply_format == "jina":
                 return orjson.dumps(_listed(body.model or model.spec.id, n_tokens, results=results))
             billed = {"search_units": 1}
             meta = {"api_version": {"version": "2"}, "billed_units": billed, "tokens": {"input_tokens": n_tokens}}
@@ -261,17 +264,17 @@ def read_rerank(given: dict[str, Any], *, cohere: bool = False) -> VectorRequest
 
 
 def _pairs(query: str, documents: Sequence[str], template: str, vocab: Vocab) -> Iterator[list[int]]:
-    """Yield the tokens of the model's own prompt for each document, whose template has names in braces.
+    """Yield the tokens of the prompt for each document: the model's template with its placeholders replaced.
 
-    Without a template: ``[BOS]query[EOS][SEP]document[EOS]`` with the tokens that the vocabulary adds; SEP if there is
-    no EOS.
+    Without a template: ``[BOS]query[EOS][SEP]document[EOS]``, with those tokens that the vocabulary adds, and with SEP
+    if there is no EOS.
     """
     if template:
-        # Names are replaced in the template only, not in the texts.
-        parts = _PLACES.split(template)
+        # Placeholders in the texts are not replaced.
+        parts = _PLACEHOLDER.split(template)
         for text in documents:
-            given = {"query": query, "document": text}
-            prompt = "".join(given[part] if at % 2 else part for at, part in enumerate(parts))
+            values = {"query": query, "document": text}
+            prompt = "".join(values[part] if at % 2 else part for at, part in enumerate(parts))
             yield vocab.tokenize(prompt, add_special=False, parse_special=True)
         return
     end = [vocab.sep if vocab.eos == -1 else vocab.eos] if vocab.add_eos else []
@@ -283,7 +286,7 @@ def _pairs(query: str, documents: Sequence[str], template: str, vocab: Vocab) ->
 
 
 def _probability(vectors: Vectors) -> float:
-    """Return the first class's probability. A head with labels gives probabilities, others a logit."""
+    """Return the probability of the first class. A head with labels returns probabilities, others a logit."""
     row = vectors[0]
     if len(row) > 1 and row.min() >= 0.0 and abs(float(row.sum()) - 1.0) < 1e-3:
         return float(row[0])

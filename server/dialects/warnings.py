@@ -1,8 +1,8 @@
-"""Fields of a body without effect: listed in a response header and in the log.
+"""Lists fields of a body without effect in a response header and in the log.
 
-An unknown field may be a typo. It is found in the body and in the objects whose members are known: those with a schema
-of their own, such as ``stream_options``, messages, content parts and tools. Fields of older llama-servers (2023 and
-2024) are accepted with any value.
+Unknown fields, which may be typos, are detected in the body and in objects whose members are known: objects with their
+own schema, such as ``stream_options``, messages, content parts and tools. Fields of older versions of llama-server
+(2023 and 2024) are accepted with any value.
 """
 
 import logging
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, get_args, get_origin
 
 from server.dialects.fields import Body, Members, WithoutEffect
-from server.dialects.tool_types import left_out_reason
+from server.dialects.tool_types import omission_reason
 
 NO_EFFECT = frozenset(
     [
@@ -22,7 +22,7 @@ NO_EFFECT = frozenset(
         *("cache_control", "diagnostics", "user_profile_id", "workspace_id"),
     ]
 )
-"""Fields that change no reply: for routing, caching, billing and records at OpenAI and Anthropic. Not reported."""
+"""Fields of OpenAI and Anthropic for routing, caching, billing and records, which change no reply. Not reported."""
 DEPRECATED: WithoutEffect = {
     "functions": ([], "send tools"),
     "function_call": ("auto", "send tool_choice"),
@@ -32,12 +32,12 @@ DEPRECATED: WithoutEffect = {
     "penalize_newline": (True, "llama.cpp penalizes new lines like any other token"),
     "tfs_z": (1, "llama.cpp has no tail free sampling any more"),
 }
-"""Fields of OpenAI's API and of llama-servers of 2023 and 2024, in every body: accepted with any value."""
+"""Older fields of OpenAI's API and of llama-server, accepted in every body."""
 
 
 @cache
 def known_fields(schema: type[Body]) -> Members:
-    """Return the names of a schema's fields, with those of the objects in them."""
+    """Return the fields of a schema, and the known members of objects in them."""
     fields = schema.model_fields.items()
     found = {field.alias or name: _members_in(field.annotation, *field.metadata) for name, field in fields}
     inner = {name: members for name, members in found.items() if members is not None}
@@ -46,7 +46,7 @@ def known_fields(schema: type[Body]) -> Members:
 
 
 def _members_in(*annotations: Any) -> Members | None:
-    """Return the known members of the objects that a field has, or a list in it; None for none."""
+    """Return the known members of objects in a field, also in lists; None if there are none."""
     for each in annotations:
         if isinstance(each, Members):
             return each
@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 WARNING_HEADER = "X-Llamapool-Warning"
 GONE_SAMPLERS = ("tfs_z", "tfs-z", "tfs", "f")
-"""Tail free sampling, which llama.cpp no longer has; older clients name it in every list of samplers."""
+"""Names of tail free sampling, which llama.cpp removed; older clients send it in every list of samplers."""
 NO_TOOL_LEFT = "tool_choice is ignored: no tool is left that could be called"
 FOREIGN_REASONING = "{} is ignored: another server or an earlier key encrypted the reasoning in it"
 _SHOWN_CHARS = 40
@@ -69,17 +69,17 @@ _MAX_SHOWN = 8
 _MAX_SHOWN_CHARS = 200
 _MAX_PATH_CHARS = 100
 _SIMILAR = 0.75
-"""How similar a known name must be to an unknown one to be suggested, from 0 to 1 (difflib's ratio)."""
+"""Minimum similarity, from 0 to 1 (difflib's ratio), of a known name that is suggested for an unknown one."""
 
 
 class _More(str):
-    """The number of further sentences, in digits. Nobody reads those, and a body may need a million."""
+    """The number of further warnings, in digits, because a body may cause a million warnings."""
 
 
 def unused_fields(body: Mapping[str, Any], known: type[Body] | Collection[str], own: Iterable[str] = ()) -> list[str]:
-    """Return a sentence for each of a JSON body's fields without effect, as far as `as_header` shows them.
+    """Return a warning for each field of a JSON body without effect, up to the limit of `as_header`.
 
-    `known`: the schema of the body, or the names of its fields. `own`: the dialect's own sentences, which are first.
+    `known`: the schema of the body, or the names of its fields. `own`: the dialect's own warnings, which are first.
     """
     found = [*dict.fromkeys(own)]
     samplers = body.get("samplers")
@@ -101,10 +101,9 @@ def unused_fields(body: Mapping[str, Any], known: type[Body] | Collection[str], 
 
 
 def _unused(given: object, known: Members, at: str = "") -> Iterator[tuple[str, str, Members]]:
-    """Yield path and name of each member without effect of an object, or of the objects in a list, and its object's
-    known members.
+    """Yield the path and the name of each member without effect, and the known members of its object.
 
-    `at`: the path of `given` and a point.
+    `given`: an object, or a list of objects. `at`: its path, followed by a dot.
     """
     if isinstance(given, list):
         for index, each in enumerate(given):
@@ -122,46 +121,46 @@ def _unused(given: object, known: Members, at: str = "") -> Iterator[tuple[str, 
 
 
 def as_header(warnings: Iterable[str]) -> dict[str, str]:
-    """Return the header with these sentences, each once, and log it.
+    """Return the header with the distinct `warnings`, and log it.
 
-    Sentences may contain text of the client, so each is one short line of ASCII.
+    Warnings may contain text of the client, so each is shortened and restricted to printable ASCII.
     """
     given = [*dict.fromkeys(warnings)]
     found = [each for each in given if not isinstance(each, _More)]
     n_more = len(found[_MAX_SHOWN:]) + sum(int(each) for each in given if isinstance(each, _More))
     if not found:
         return {}
-    cut = (text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..." for text in found[:_MAX_SHOWN])
-    shown = ["".join(char if " " <= char <= "~" else "?" for char in text) for text in cut]
+    short = (text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..." for text in found[:_MAX_SHOWN])
+    printable = ["".join(char if " " <= char <= "~" else "?" for char in text) for text in short]
     rest = [f"and {n_more} more"] if n_more else []
-    header = "; ".join([*shown, *rest])
+    header = "; ".join([*printable, *rest])
     logger.info("a request is answered without all that it holds: %s", header)
     return {WARNING_HEADER: header}
 
 
-def shown(text: object) -> str:
-    """Return a client's text in quotes, in ASCII and at most 40 characters, fit for a header."""
+def quoted(text: object) -> str:
+    """Return a client's text for a header: in quotes, in ASCII, at most 40 characters."""
     return ascii(str(text)[:_SHOWN_CHARS])
 
 
-def left_out(what: str, kind: str, number: int = 1) -> str:
-    """Return the warning that `number` objects of a type, such as tools, were omitted."""
-    reason = f": {left_out_reason(kind)}" if what.endswith("tools") else ""
-    return f"{what} of type {shown(kind)} are left out{f' ({number})' if number > 1 else ''}{reason}"
+def omission_warning(what: str, kind: str, number: int = 1) -> str:
+    """Return the warning that `number` objects of type `kind` were dropped. `what`: such as ``tools``."""
+    reason = f": {omission_reason(kind)}" if what.endswith("tools") else ""
+    return f"{what} of type {quoted(kind)} are left out{f' ({number})' if number > 1 else ''}{reason}"
 
 
 class Omitted(Counter[tuple[str, str]]):
-    """Counts the objects of a body that are omitted, such as parts of an unknown type."""
+    """Counts dropped objects of a body, such as content parts of an unknown type."""
 
     def add(self, what: str, kind: str) -> None:
-        """Count an object of type `kind`. `what`: what such objects are, in the plural."""
+        """Count an object of type `kind`. `what`: a plural noun for such objects."""
         self[what, kind] += 1
 
     @property
     def types(self) -> set[str]:
-        """The types of the omitted objects."""
+        """Return the types of the dropped objects."""
         return {kind for _, kind in self}
 
     def warnings(self) -> list[str]:
         """Return a warning for each type."""
-        return [left_out(what, kind, number) for (what, kind), number in self.items()]
+        return [omission_warning(what, kind, number) for (what, kind), number in self.items()]

@@ -1,7 +1,7 @@
-"""Llamapool in a real process, as the official clients meet it.
+"""Servers in real processes, shared by all tests of official clients.
 
-Three servers for all tests of this folder: `server`, open, with one model; `guarded`, with API keys and two models;
-and `demo`, with the default model. The first two serve a tiny model with random weights, whose template knows tools.
+`server` has one model and no API keys, `keyed_server` has an API key and two models, `demo` has the default model. The
+first two serve a tiny model with random weights, whose template supports tools.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from tests.support.ggufs import TinyModel, gguf_file
 from tests.support.real_server import EXACT, REPLY_S, ROOT, RealServer, llamapool, llamapool_config
 
 API_KEY = "sk-of-the-tests"
-N_CTX = 16384  # of a slot: an endless reply takes long, so that what is done meanwhile is done in time
-ENDLESS = 16000  # tokens that a test never waits for
+N_CTX = 16384  # of a slot; long enough that tests finish before an endless reply does
+ENDLESS = 16000  # tokens of a reply that a test cancels
 QUIET = {"OMP_WAIT_POLICY": "passive"}
 TEMPLATE = (
     "{%- if tools %}<|im_start|>system\nYou may call functions:\n<tools>"
@@ -52,16 +52,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(model: Path) -> Iterator[RealServer]:
-    """Four slots, no key; requests without a seed get one, so that random weights always write the same."""
+    """Serve one model with four slots, without a key. A default seed makes replies deterministic."""
     flags = ("-c", str(4 * N_CTX), "-np", "4", "-t", "1", "-a", "tiny", "--metrics", "--seed", "3", *EXACT)
     with llamapool(model, *flags, environment=QUIET) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def guarded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """A key, and two models with one slot each."""
-    config = tmp_path_factory.mktemp("config") / "guarded.yaml"
+def keyed_server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    """Serve two models with one slot each, with an API key."""
+    config = tmp_path_factory.mktemp("config") / "keyed.yaml"
     config.write_text(CONFIG.format(key=API_KEY, model=model))
     with llamapool_config(config, environment=QUIET) as running:
         yield running
@@ -69,7 +69,7 @@ def guarded(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[RealServer]:
-    """The default model, which has learned to call tools: two slots."""
+    """Serve the default model, which is trained to call tools, with two slots."""
     flags = ("-c", "4096", "-np", "2", "-t", "1", "-a", "demo")
     with llamapool(ROOT / "models" / "demo.gguf", *flags, environment=QUIET) as running:
         yield running
@@ -77,7 +77,7 @@ def demo() -> Iterator[RealServer]:
 
 @pytest.fixture
 def client(server: RealServer) -> Iterator[OpenAI]:
-    """The synchronous client, as a user makes it; an error is raised at once instead of tried again."""
+    """Return OpenAI's synchronous client, without retries."""
     with OpenAI(
         base_url=f"{server.base_url}/v1", api_key="sk-no-key-required", max_retries=0, timeout=REPLY_S
     ) as openai:
@@ -89,7 +89,7 @@ def busy_slots(server: RealServer) -> int:
 
 
 def metric(server: RealServer, name: str) -> float:
-    """The sum over models of one of `/metrics`."""
+    """Return a metric of `/metrics`, summed over models."""
     lines = server.request("GET", "/metrics").body.decode().splitlines()
     values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
     assert values, f"no metric {name}"

@@ -1,7 +1,7 @@
-"""What `LlamaCppClient` does with a real server, whichever it is.
+"""Tests of `LlamaCppClient` that pass on any compatible server.
 
-`test_llamacpp_client` runs these over Llamapool, `tests/model/oracle/test_client.py` over llama-server. Each needs a
-fixture ``client`` of a server of the class's ``MODEL``, whose alias is `ALIAS`.
+`test_llamacpp_client` runs them on Llamapool, `tests/model/oracle/test_client.py` on llama-server. The fixture
+``client`` must connect to a server of the class's ``MODEL`` with the alias `ALIAS`.
 """
 
 import math
@@ -16,52 +16,52 @@ from tests.support.ggufs import BERT, BERT_RERANKER, EMBED_NONE, REPO_FIM
 from tests.support.waiting import wait_until
 
 N_SLOTS, N_CTX = 4, 65_536
-LONG = 16_000  # tokens, within a slot's context; they take so long that whoever leaves has left before their end
+LONG = 16_000  # tokens within a slot's context; long enough that clients disconnect before the end
 GENERATOR = replace(REPO_FIM, n_ctx=N_CTX // N_SLOTS)
 ALIAS = "tiny"
 PROMPT = "the quick brown fox"
 HELLO = [{"role": "user", "content": "hello"}]
-ONLY_ASCII = [[token, False] for token in range(128, 256)]  # random weights would write parts of characters
+ONLY_ASCII = [[token, False] for token in range(128, 256)]  # random weights would generate incomplete characters
 GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "repeat_penalty": 1.0}
 
 
-def predicted(client: LlamaCppClient) -> float:
-    """How many tokens the server has generated since it was started."""
+def n_generated(client: LlamaCppClient) -> float:
+    """Return the number of tokens that the server has generated since its start."""
     lines = client.metrics().splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("llamacpp:tokens_predicted_total"))
 
 
-def idle_since(client: LlamaCppClient, before: float) -> float:
-    """Wait until no slot works; how many tokens were generated beyond `before`."""
-    wait_until(lambda: not any(slot.is_processing for slot in client.slots.list()), "slots that are free again")
-    return predicted(client) - before
+def n_generated_when_idle(client: LlamaCppClient) -> float:
+    """Wait until all slots are idle; return the number of tokens that the server has generated since its start."""
+    wait_until(lambda: not any(slot.is_processing for slot in client.slots.list()), "all slots are idle")
+    return n_generated(client)
 
 
 class GeneratingContract:
-    """A server with slots, metrics, props, a LoRA at scale 1 and a folder for slots."""
+    """A generating model: a server with slots, metrics, props, a LoRA at scale 1 and a folder for saved slots."""
 
     MODEL = GENERATOR
 
-    def test_the_server_is_up(self, client: LlamaCppClient) -> None:
+    def test_health_is_ok(self, client: LlamaCppClient) -> None:
         assert client.health().status == "ok"
         assert client.is_ready()
         assert client.wait_until_ready(timeout=100.0, poll_interval=0.1)
 
-    def test_properties(self, client: LlamaCppClient) -> None:
+    def test_properties_can_be_read_and_set(self, client: LlamaCppClient) -> None:
         assert client.props()["total_slots"] == N_SLOTS
         assert client.set_props()["success"] is True
 
-    def test_metrics(self, client: LlamaCppClient) -> None:
+    def test_metrics_count_generated_tokens(self, client: LlamaCppClient) -> None:
         client.complete(PROMPT, 5, **GREEDY)
-        assert predicted(client) >= 5
+        assert n_generated(client) >= 5
 
-    def test_models(self, client: LlamaCppClient) -> None:
+    def test_models_are_listed_with_metadata(self, client: LlamaCppClient) -> None:
         (model,) = client.models.list()
         assert (model.id, model.object) == (ALIAS, "model")
         assert model.meta is not None
         assert model.meta["n_embd"] == 64
 
-    def test_a_chat_and_its_stream(self, client: LlamaCppClient) -> None:
+    def test_a_chat_and_its_stream_have_the_same_text(self, client: LlamaCppClient) -> None:
         options: dict[str, Any] = {**GREEDY, "max_tokens": 12, "logit_bias": ONLY_ASCII}
         whole = client.chat.completions.create(HELLO, **options)
         choice = whole.choices[0]
@@ -78,15 +78,15 @@ class GeneratingContract:
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
         assert "".join(delta.get("content") or "" for delta in deltas) == choice.message.content
 
-    def test_a_chat_with_several_answers(self, client: LlamaCppClient) -> None:
+    def test_a_chat_has_n_choices(self, client: LlamaCppClient) -> None:
         whole = client.chat.completions.create(HELLO, n=3, max_tokens=3, seed=7, ignore_eos=True)
         assert [choice.index for choice in whole.choices] == [0, 1, 2]
 
-    def test_a_chat_with_logprobs_keeps_them(self, client: LlamaCppClient) -> None:
+    def test_a_chat_returns_logprobs(self, client: LlamaCppClient) -> None:
         whole = client.chat_completion(HELLO, max_tokens=3, logprobs=True, top_logprobs=2, **GREEDY)
         assert len(whole.choices[0].raw["logprobs"]["content"]) == 3
 
-    def test_a_completion_and_its_stream(self, client: LlamaCppClient) -> None:
+    def test_a_completion_and_its_stream_have_the_same_text(self, client: LlamaCppClient) -> None:
         options: dict[str, Any] = {**GREEDY, "n_predict": 12, "logit_bias": ONLY_ASCII}
         whole = client.complete(PROMPT, return_tokens=True, **options)
         choice = whole.choices[0]
@@ -104,7 +104,7 @@ class GeneratingContract:
         assert (last["stop"], last["stop_type"]) == (True, "limit")
         assert client.simple_completion(PROMPT, **options) == choice.text
 
-    def test_a_stop_word_ends_a_completion(self, client: LlamaCppClient) -> None:
+    def test_a_stop_string_ends_a_completion(self, client: LlamaCppClient) -> None:
         options: dict[str, Any] = {**GREEDY, "n_predict": 30, "logit_bias": ONLY_ASCII}
         text = client.complete(PROMPT, **options).choices[0].text
         assert text is not None
@@ -112,7 +112,7 @@ class GeneratingContract:
         assert choice.text == text[: text.index(text[8:11])]
         assert (choice.finish_reason, choice.stop_type) == ("stop", StopType.WORD)
 
-    def test_prompts_of_every_form(self, client: LlamaCppClient) -> None:
+    def test_prompts_may_be_text_tokens_mixed_or_several(self, client: LlamaCppClient) -> None:
         options: dict[str, Any] = {**GREEDY, "n_predict": 4, "logit_bias": ONLY_ASCII}
         one = client.simple_completion(PROMPT, **options)
         tokens = client.tokenize(PROMPT, add_special=True).ids
@@ -125,14 +125,14 @@ class GeneratingContract:
         assert both.usage is not None
         assert both.usage.completion_tokens == 8
 
-    def test_several_answers_to_one_prompt(self, client: LlamaCppClient) -> None:
+    def test_n_cmpl_returns_several_choices(self, client: LlamaCppClient) -> None:
         whole = client.complete(PROMPT, 4, n_cmpl=2, **GREEDY)
         assert len(whole.choices) == 2
         assert whole.usage is not None
         assert whole.usage.prompt_tokens == len(client.tokenize(PROMPT, add_special=True).ids)
         assert isinstance(client.simple_completion(PROMPT, n_predict=4, n_cmpl=2), CompletionResponse)
 
-    def test_options_of_a_completion(self, client: LlamaCppClient) -> None:
+    def test_a_completion_applies_llama_servers_options(self, client: LlamaCppClient) -> None:
         whole = client.complete(
             PROMPT, 6, n_probs=2, grammar='root ::= "ab" [0-9]+', samplers=["top_k", "temperature"], id_slot=2, seed=5
         )
@@ -142,12 +142,12 @@ class GeneratingContract:
         assert whole.raw["id_slot"] == 2
         assert whole.raw["generation_settings"]["samplers"] == ["top_k", "temperature"]
 
-    def test_response_fields_cut_a_reply_down(self, client: LlamaCppClient) -> None:
+    def test_response_fields_select_the_fields_of_a_reply(self, client: LlamaCppClient) -> None:
         whole = client.complete(PROMPT, 3, response_fields=["content", "generation_settings/n_predict"], **GREEDY)
         assert whole.raw == {"content": whole.choices[0].text, "generation_settings/n_predict": 3}
         assert (whole.usage, whole.timings) == (None, None)
 
-    def test_infill_and_its_stream(self, client: LlamaCppClient) -> None:
+    def test_infill_and_its_stream_have_the_same_text(self, client: LlamaCppClient) -> None:
         options: dict[str, Any] = {**GREEDY, "n_predict": 6, "logit_bias": ONLY_ASCII}
         extra = [{"filename": "other.py", "text": "x = 1\n"}]
         whole = client.infill("def f(", "return 1", extra, "a", **options)
@@ -155,20 +155,20 @@ class GeneratingContract:
         chunks = client.infill("def f(", "return 1", extra, "a", stream=True, **options)
         assert "".join(chunk["content"] for chunk in chunks) == whole.choices[0].text
 
-    def test_closing_a_stream_stops_the_server(self, client: LlamaCppClient) -> None:
-        before = predicted(client)
+    def test_closing_a_stream_cancels_the_request(self, client: LlamaCppClient) -> None:
+        before = n_generated(client)
         with client.complete(PROMPT, n_predict=LONG, stream=True, **GREEDY) as stream:
             next(stream)
-        assert idle_since(client, before) < LONG
+        assert n_generated_when_idle(client) - before < LONG
 
-    def test_breaking_out_of_a_stream_stops_the_server(self, client: LlamaCppClient) -> None:
-        before = predicted(client)
+    def test_breaking_out_of_a_stream_cancels_the_request(self, client: LlamaCppClient) -> None:
+        before = n_generated(client)
         for chunk in client.chat.completions.create(HELLO, max_tokens=LONG, stream=True, **GREEDY):
             if chunk["choices"][0]["delta"].get("content"):
                 break
-        assert idle_since(client, before) < LONG
+        assert n_generated_when_idle(client) - before < LONG
 
-    def test_text_and_tokens(self, client: LlamaCppClient) -> None:
+    def test_tokenize_and_detokenize_are_inverse(self, client: LlamaCppClient) -> None:
         text = "the fox é"
         plain = client.tokenize(text)
         assert client.detokenize(plain.ids) == text
@@ -196,22 +196,22 @@ class GeneratingContract:
         assert again.timings is not None
         assert again.timings.cache_n > 0
 
-    def test_lora_scales_change_what_the_model_writes(self, client: LlamaCppClient) -> None:
+    def test_lora_scales_change_the_generated_text(self, client: LlamaCppClient) -> None:
         options: dict[str, Any] = {**GREEDY, "n_predict": 8, "logit_bias": ONLY_ASCII}
         (adapter,) = client.lora.list()
         assert (adapter.id, adapter.scale) == (0, 1.0)
         assert adapter.path.endswith(".gguf")
-        with_it = client.simple_completion(PROMPT, **options)
+        with_adapter = client.simple_completion(PROMPT, **options)
         try:
             assert client.lora.set_scales([{"id": 0, "scale": 0.0}])
             assert client.lora.list()[0].scale == 0.0
-            assert client.simple_completion(PROMPT, **options) != with_it
+            assert client.simple_completion(PROMPT, **options) != with_adapter
         finally:
             client.lora.set_scales([{"id": 0, "scale": 1.0}])
-        assert client.simple_completion(PROMPT, lora=[{"id": 0, "scale": 0.0}], **options) != with_it
-        assert client.simple_completion(PROMPT, **options) == with_it
+        assert client.simple_completion(PROMPT, lora=[{"id": 0, "scale": 0.0}], **options) != with_adapter
+        assert client.simple_completion(PROMPT, **options) == with_adapter
 
-    def test_mistakes_are_bad_requests(self, client: LlamaCppClient) -> None:
+    def test_invalid_fields_raise_bad_request(self, client: LlamaCppClient) -> None:
         with pytest.raises(BadRequest) as raised:
             client.complete(PROMPT, 3, grammar="root ::= (")
         assert raised.value.type == "invalid_request_error"
@@ -219,20 +219,20 @@ class GeneratingContract:
             client.slots.save(0, "../client.bin")
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_a_prompt_that_is_too_long_says_both_lengths(self, client: LlamaCppClient, stream: bool) -> None:
+    def test_the_error_for_a_too_long_prompt_has_its_length(self, client: LlamaCppClient, stream: bool) -> None:
         with pytest.raises(BadRequest) as raised:
             client.complete([300] * (N_CTX + 1), 3, stream=stream)
         assert raised.value.type == "exceed_context_size_error"
         assert raised.value.body["error"]["n_prompt_tokens"] == N_CTX + 1
 
-    def test_openais_completions_and_their_stream(self, client: LlamaCppClient) -> None:
+    def test_openai_completions_and_their_stream_have_the_same_text(self, client: LlamaCppClient) -> None:
         options: dict[str, Any] = {**GREEDY, "max_tokens": 6, "logit_bias": ONLY_ASCII}
         whole = client.completions.create(PROMPT, **options)
         assert whole.object == "text_completion"
         chunks = list(client.completions.create(PROMPT, stream=True, **options))
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == whole.choices[0].text
 
-    def test_anthropics_messages_and_their_stream(self, client: LlamaCppClient) -> None:
+    def test_anthropic_messages_and_their_stream_have_the_same_text(self, client: LlamaCppClient) -> None:
         options: dict[str, Any] = {**GREEDY, "max_tokens": 6, "logit_bias": ONLY_ASCII, "system": "be brief"}
         whole = client.messages.create(HELLO, **options)
         assert (whole.stop_reason, whole.output_tokens) == ("max_tokens", 6)
@@ -242,7 +242,7 @@ class GeneratingContract:
         assert "".join(delta.get("text", "") for delta in deltas) == whole.text
         assert client.messages.count_tokens(HELLO, system="be brief") > client.messages.count_tokens(HELLO)
 
-    def test_responses_and_their_stream(self, client: LlamaCppClient) -> None:
+    def test_responses_and_their_stream_have_the_same_text(self, client: LlamaCppClient) -> None:
         options: dict[str, Any] = {**GREEDY, "max_output_tokens": 6, "logit_bias": ONLY_ASCII}
         whole = client.responses.create("hello", **options)
         assert whole.output_tokens == 6
@@ -251,12 +251,12 @@ class GeneratingContract:
         deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
         assert "".join(deltas) == whole.output_text
 
-    def test_a_chats_prompt_and_its_tokens(self, client: LlamaCppClient) -> None:
+    def test_a_chat_can_be_rendered_and_its_tokens_counted(self, client: LlamaCppClient) -> None:
         prompt = client.chat.render(HELLO)
         assert "hello" in prompt
         assert client.chat.input_tokens(HELLO) == len(client.tokenize(prompt, add_special=True).ids)
 
-    def test_what_the_model_can_not_do_is_not_supported(self, client: LlamaCppClient) -> None:
+    def test_embeddings_and_rerank_are_not_supported(self, client: LlamaCppClient) -> None:
         with pytest.raises(NotSupported):
             client.embeddings.create("a")
         with pytest.raises(NotSupported):
@@ -266,11 +266,11 @@ class GeneratingContract:
 
 
 class EmbeddingContract:
-    """A server of a model that pools."""
+    """A pooling embedding model."""
 
     MODEL = BERT
 
-    def test_openai_embeddings_in_both_encodings(self, client: LlamaCppClient) -> None:
+    def test_openai_embeddings_are_equal_in_both_encodings(self, client: LlamaCppClient) -> None:
         texts = ["a quick fox", "another text"]
         plain = client.embeddings.create(texts)
         assert [entry.index for entry in plain.data] == [0, 1]
@@ -281,7 +281,7 @@ class EmbeddingContract:
         for a, b in zip(plain.data, packed.data, strict=True):
             assert same_vectors(b.embedding, a.embedding)
 
-    def test_native_embeddings_in_every_norm(self, client: LlamaCppClient) -> None:
+    def test_native_embeddings_apply_the_requested_norm(self, client: LlamaCppClient) -> None:
         (unit,), (plain,) = client.embed("a quick fox"), client.embed("a quick fox", embd_normalize=-1)
         length = math.hypot(*plain)
         assert math.hypot(*unit) == pytest.approx(1.0, abs=1e-3)
@@ -290,14 +290,13 @@ class EmbeddingContract:
 
 
 class PerTokenContract:
-    """A server of a model that does not pool."""
+    """An embedding model without pooling."""
 
     MODEL = EMBED_NONE
 
-    def test_a_vector_for_each_token(self, client: LlamaCppClient) -> None:
+    def test_each_token_has_a_vector(self, client: LlamaCppClient) -> None:
         n_tokens = len(client.tokenize(PROMPT, add_special=True).ids)
-        found = client.embed(PROMPT)
-        assert [len(vector) for vector in found] == [64] * n_tokens
+        assert [len(vector) for vector in client.embed(PROMPT)] == [64] * n_tokens
 
     def test_openai_embeddings_need_pooling(self, client: LlamaCppClient) -> None:
         with pytest.raises(BadRequest, match=r"[Pp]ooling"):
@@ -305,11 +304,11 @@ class PerTokenContract:
 
 
 class RankingContract:
-    """A server of a reranker."""
+    """A reranker."""
 
     MODEL = BERT_RERANKER
 
-    def test_documents_come_back_best_first(self, client: LlamaCppClient) -> None:
+    def test_documents_are_sorted_by_score(self, client: LlamaCppClient) -> None:
         documents = ["a quick fox", "two words", "something else again"]
         everything = client.rerank("a fox", documents)
         assert sorted(result.index for result in everything.results) == [0, 1, 2]

@@ -1,6 +1,6 @@
-"""``llamapool chat``, ``launch``, ``doctor``, ``health`` and ``pull`` in processes and on a terminal.
+"""``llamapool chat``, ``launch``, ``doctor``, ``health`` and ``pull``: errors, progress bars, health checks.
 
-The tutorials run them too; here are their errors, what a terminal shows, and a container's health check.
+`test_tutorials.py` runs the commands without errors.
 """
 
 import os
@@ -21,9 +21,9 @@ from server.cli.command_line import main
 from server.cli.launch import AGENTS
 from tests.clients.conftest import API_KEY, QUIET
 from tests.support.certificates import NEEDS_OPENSSL, make_certificate
+from tests.support.fake_hub import fake_hub
 from tests.support.forked_python import run
 from tests.support.real_server import POLL_S, REPLY_S, ROOT, RealServer, free_port
-from tests.support.stand_in_hub import stand_in_hub
 from tests.support.terminal import Terminal
 
 COMMAND = (sys.executable, "-m", "server")
@@ -32,7 +32,7 @@ DEMO = str(ROOT / "models" / "demo.gguf")
 
 @pytest.fixture
 def agent_path(tmp_path: Path) -> str:
-    """A PATH on which each agent is a script that prints its arguments and environment."""
+    """Return a PATH on which each agent is a script that prints its arguments and environment."""
     for name in AGENTS:
         (tmp_path / name).write_text('#!/bin/sh\necho "arguments: $*"\nexec env\n')
         (tmp_path / name).chmod(0o755)
@@ -40,7 +40,7 @@ def agent_path(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_starts_with_an_environment_of_its_own(
+def test_launch_starts_an_agent_with_its_own_configuration(
     agent: str, demo: RealServer, agent_path: str, tmp_path: Path
 ) -> None:
     environment = {**os.environ, "PATH": agent_path, "XDG_STATE_HOME": str(tmp_path), "LLAMA_API_KEY": "sk-secret"}
@@ -57,11 +57,11 @@ def test_an_agent_starts_with_an_environment_of_its_own(
     assert demo.base_url in configured
     assert str(folder) in done.stderr
     assert "demo has 2048 tokens of context" in done.stderr
-    assert "LLAMAPOOL_" not in done.stderr, "a llamapool that the agent starts would refuse the variable"
+    assert "LLAMAPOOL_" not in done.stderr, "a llamapool process that the agent starts would reject the variable"
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "expected"),
+    ("arguments", "status", "message"),
     [
         (["launch", "codex", "--url", "http://127.0.0.1:9"], 1, "codex is not on the PATH; install it: npm"),
         (["launch", "emacs"], 2, "invalid choice: 'emacs'"),
@@ -70,17 +70,17 @@ def test_an_agent_starts_with_an_environment_of_its_own(
     ],
 )
 def test_an_error_names_the_remedy(
-    words: list[str], status: int, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    assert main(words) == status
-    assert expected in capsys.readouterr().err
+    assert main(arguments) == status
+    assert message in capsys.readouterr().err
 
 
-def test_a_missing_key_and_model_are_errors(
-    guarded: RealServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_missing_key_model_or_file_is_an_error(
+    keyed_server: RealServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url = ["--url", guarded.base_url]
+    url = ["--url", keyed_server.base_url]
     assert main(["chat", *url, "hi"]) == 1
     assert "refused the request: " in capsys.readouterr().err
     assert main(["chat", *url, "--api-key", API_KEY, "--model", "other", "hi"]) == 1
@@ -89,7 +89,7 @@ def test_a_missing_key_and_model_are_errors(
     assert "No such file or directory; check the path" in capsys.readouterr().err
 
 
-def test_a_chat_in_the_terminal_remembers_and_starts_again(demo: RealServer) -> None:
+def test_a_chat_in_the_terminal_has_commands_and_survives_their_errors(demo: RealServer) -> None:
     with Terminal((*COMMAND, "chat", "--url", demo.base_url)) as terminal:
         terminal.wait_for("> ")
         for line, shown in (
@@ -103,12 +103,12 @@ def test_a_chat_in_the_terminal_remembers_and_starts_again(demo: RealServer) -> 
         assert terminal.status() == 0
 
 
-def test_the_doctor_finds_what_is_wrong(
+def test_doctor_reports_failed_checks_and_warnings(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["doctor", "-m", DEMO, "--port", str(free_port())]) == 0
-    found = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
-    assert found == {"version", "CPU", "sandbox", "configuration", "port", "keys", "memory", "model"}
+    checks = {line.split()[1] for line in capsys.readouterr().out.splitlines()}
+    assert checks == {"version", "CPU", "sandbox", "configuration", "port", "keys", "memory", "model"}
     monkeypatch.setattr("server.sandbox.seccomp._ARCHES", {})
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(64))
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -119,10 +119,10 @@ def test_the_doctor_finds_what_is_wrong(
     assert any(line.startswith("warn  sandbox ") and "has no system call filter" in line for line in lines)
 
 
-STAMP = re.compile(r"\d\d:\d\d:\d\d")
+TIME = re.compile(r"\d\d:\d\d:\d\d")
 
 
-def test_a_load_has_a_bar_and_then_the_first_screen_stands_there_alone() -> None:
+def test_a_load_shows_a_progress_bar_and_then_the_startup_banner() -> None:
     flags = ("-m", str(ROOT / "models" / "demo.gguf"), "--alias", "demo", "--port", str(free_port()))
     with Terminal((*COMMAND, *flags)) as terminal:
         terminal.wait_for("  try ")
@@ -130,38 +130,38 @@ def test_a_load_has_a_bar_and_then_the_first_screen_stands_there_alone() -> None
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.status() == 0
     shown = terminal.shown
-    drawn = [int(percent) for percent in re.findall(r"\rloading demo: +(\d+)%\|", shown)]
-    assert drawn[0] == 0, "the bar begins"
-    assert drawn == sorted(drawn)  # how many steps are drawn depends on the machine: newer events replace older ones
-    screen = shown[shown.index("Llamapool ") : shown.index('"Hello!"')]
-    assert not STAMP.search(screen), "lines of the first screen have no time"
-    assert [line.split()[0] for line in screen.splitlines()[1:] if line.startswith("  ") and line[2] != " "] == [
+    percentages = [int(percent) for percent in re.findall(r"\rloading demo: +(\d+)%\|", shown)]
+    assert percentages[0] == 0
+    assert percentages == sorted(percentages)  # their number varies: a new event replaces one that is not yet drawn
+    banner = shown[shown.index("Llamapool ") : shown.index('"Hello!"')]
+    assert not TIME.search(banner), "lines of the banner have no time"
+    assert [line.split()[0] for line in banner.splitlines()[1:] if line.startswith("  ") and line[2] != " "] == [
         *("demo", "memory", "pages", "try")
     ]
 
 
-def test_a_download_has_a_bar_that_moves(tmp_path: Path) -> None:
+def test_a_download_shows_a_progress_bar(tmp_path: Path) -> None:
     model = b"GGUF" + bytes(3_000_000)
-    with stand_in_hub({"org/model": {"m-Q8_0.gguf": model}}) as hub:
+    with fake_hub({"org/model": {"m-Q8_0.gguf": model}}) as hub:
         hub.hold = threading.Event()
         environment = {"LLAMA_CACHE": str(tmp_path), "MODEL_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
         with Terminal((*COMMAND, "pull", "org/model:Q8_0"), environment) as terminal:
             terminal.wait_for("/3.00M [")
             hub.hold.set()
             assert terminal.status() == 0
-    drawn = [int(percent) for percent in re.findall(r"\rorg/model:Q8_0: +(\d+)%\|", terminal.shown)]
-    assert drawn == sorted(drawn)
-    assert drawn[0] < 60
-    assert drawn[-1] == 100
-    assert "fetching" not in terminal.shown, "lines are for what is no terminal"
+    percentages = [int(percent) for percent in re.findall(r"\rorg/model:Q8_0: +(\d+)%\|", terminal.shown)]
+    assert percentages == sorted(percentages)
+    assert percentages[0] < 60
+    assert percentages[-1] == 100
+    assert "fetching" not in terminal.shown, "log lines are only for output that is no terminal"
     assert terminal.shown.splitlines()[-1].startswith("org/model:Q8_0: ")
 
 
-class Checked(RealServer):
-    """A server with a YAML file, which is ready when ``llamapool health`` says so."""
+class HealthCheckedServer(RealServer):
+    """A server with a YAML file, which is ready when ``llamapool health`` succeeds."""
 
-    def __init__(self, config: Path, addresses: Path) -> None:
-        self.environment = {**QUIET, health.VARIABLE: str(addresses)}
+    def __init__(self, config: Path, address_file: Path) -> None:
+        self.environment = {**QUIET, health.VARIABLE: str(address_file)}
         command = [sys.executable, "-m", "server", "--config", str(config)]
         super().__init__(command, 0, self.environment)
 
@@ -171,22 +171,22 @@ class Checked(RealServer):
     def check(self) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "server", "health"]
         environment = {**os.environ, **self.environment}
-        how: dict[str, Any] = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
-        return run(command, **how, timeout=REPLY_S, check=False)
+        options: dict[str, Any] = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+        return run(command, **options, timeout=REPLY_S, check=False)
 
 
-def served(folder: Path, model: Path, server: str) -> Checked:
+def health_checked(folder: Path, model: Path, server: str) -> HealthCheckedServer:
     config = folder / "config.yaml"
     models = f"models: {{tiny: {{path: {model}, n_ctx: 512, n_threads: 1, load: startup}}}}"
     config.write_text(f"server: {{api_keys: [{API_KEY}], {server}}}\n{models}\n", encoding="utf-8")
-    return Checked(config, folder / "addresses")
+    return HealthCheckedServer(config, folder / "addresses")
 
 
 @NEEDS_OPENSSL
-def test_health_asks_over_tls_under_the_api_prefix_at_whatever_port(model: Path, tmp_path: Path) -> None:
+def test_health_uses_tls_the_api_prefix_and_the_actual_port(model: Path, tmp_path: Path) -> None:
     key, certificate = make_certificate(tmp_path)
     tls = f"ssl_key_file: {key}, ssl_cert_file: {certificate}"
-    with served(tmp_path, model, f"host: 0.0.0.0, port: 0, api_prefix: /llm, {tls}") as running:
+    with health_checked(tmp_path, model, f"host: 0.0.0.0, port: 0, api_prefix: /llm, {tls}") as running:
         address = (tmp_path / "addresses").read_text(encoding="utf-8")
         assert address.startswith("https://0.0.0.0:")
         assert address.endswith("/llm\n")
@@ -195,16 +195,15 @@ def test_health_asks_over_tls_under_the_api_prefix_at_whatever_port(model: Path,
     assert not (tmp_path / "addresses").exists()
 
 
-def test_health_asks_at_a_unix_socket(model: Path, tmp_path: Path) -> None:
-    with served(tmp_path, model, f"host: {tmp_path}/pool.sock, api_prefix: /llm") as running:
+def test_health_connects_to_a_unix_socket(model: Path, tmp_path: Path) -> None:
+    with health_checked(tmp_path, model, f"host: {tmp_path}/pool.sock, api_prefix: /llm") as running:
         assert running.check().stdout == '{"status":"ok"}\n'
 
 
-def test_a_server_whose_address_file_cannot_be_written_says_so_and_serves(model: Path, tmp_path: Path) -> None:
-    with served(tmp_path, model, "port: 0") as running:
-        (tmp_path / "in_the_way").mkdir()
-        config = tmp_path / "config.yaml"
-        other = Checked(config, tmp_path / "in_the_way")
+def test_a_server_that_can_not_write_its_address_file_logs_it_and_serves(model: Path, tmp_path: Path) -> None:
+    with health_checked(tmp_path, model, "port: 0") as running:
+        (tmp_path / "folder").mkdir()
+        other = HealthCheckedServer(tmp_path / "config.yaml", tmp_path / "folder")
         try:
             while b"listening on" not in (log := other.log.read_bytes()):
                 assert other.process.poll() is None, other.log_tail()

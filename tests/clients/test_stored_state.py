@@ -1,6 +1,6 @@
-"""Stored state through the official clients of OpenAI and Anthropic, across `kill -9` of a real server.
+"""Stored responses, conversations and batches survive `kill -9` of a real server.
 
-The clients validate every reply, page and event against their own types.
+The official clients of OpenAI and Anthropic validate each reply, page and event against their types.
 """
 
 import json
@@ -16,45 +16,66 @@ from openai.types.responses import Response
 from tests.support.real_server import ROOT, RealServer, llamapool
 
 MODEL = ROOT / "models" / "demo.gguf"
-ENDED = ("completed", "failed", "cancelled", "expired")
+FINAL_STATUSES = ("completed", "failed", "cancelled", "expired")
 MESSAGE: Any = {"role": "user", "content": "My name is Ada."}
-WINDOW: Any = "24h"
+COMPLETION_WINDOW: Any = "24h"
+N_REQUESTS = 12  # of a batch
 
 
 @contextmanager
 def served(state: Path) -> Iterator[tuple[RealServer, OpenAI, Anthropic]]:
-    """Serve the demo model with this state file; close the clients and stop the server at the end."""
+    """Serve the demo model with this state file; yield the server and two clients."""
     flags = ("-c", "8192", "-np", "4", "-t", "1", "-a", "demo", "--state", str(state))
-    with ExitStack() as up:
-        server = up.enter_context(llamapool(MODEL, *flags))
+    with ExitStack() as stack:
+        server = stack.enter_context(llamapool(MODEL, *flags))
         server.wait_until_ready()
         strict: Any = {"api_key": "none", "max_retries": 0, "_strict_response_validation": True}
-        openai = up.enter_context(OpenAI(base_url=f"{server.base_url}/v1", **strict))
-        anthropic = up.enter_context(Anthropic(base_url=server.base_url, **strict))
+        openai = stack.enter_context(OpenAI(base_url=f"{server.base_url}/v1", **strict))
+        anthropic = stack.enter_context(Anthropic(base_url=server.base_url, **strict))
         yield server, openai, anthropic
 
 
-def killed(server: RealServer) -> None:
+def kill(server: RealServer) -> None:
     server.ends_with = -9
     server.process.kill()
     server.process.wait()
 
 
-def line(number: int, n_tokens: int, **fields: object) -> bytes:
-    messages = [{"role": "user", "content": f"Tell me a story about {number} foxes."}]
-    body = {"model": "demo", "messages": messages, "max_tokens": n_tokens, "ignore_eos": True, "temperature": 0}
-    request = {"custom_id": f"n{number}", "method": "POST", "url": "/v1/chat/completions", "body": {**body, **fields}}
-    return json.dumps(request).encode()
+def batch_lines(n_tokens: int) -> bytes:
+    """Return the file of a batch whose requests have the custom ids n0, n1, and so on."""
+    lines = []
+    for number in range(N_REQUESTS):
+        messages = [{"role": "user", "content": f"Tell me a story about {number} foxes."}]
+        body = {"model": "demo", "messages": messages, "max_tokens": n_tokens, "ignore_eos": True, "temperature": 0}
+        line = {"custom_id": f"n{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        lines.append(json.dumps(line).encode())
+    return b"\n".join(lines)
+
+
+def create_batch(client: OpenAI, n_tokens: int) -> tuple[str, str]:
+    """Return the ids of the uploaded file and of the batch."""
+    file = client.files.create(file=("in.jsonl", batch_lines(n_tokens)), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window=COMPLETION_WINDOW
+    )
+    return file.id, batch.id
+
+
+def n_completed(client: OpenAI, batch_id: str) -> int:
+    """Return the number of completed requests of a batch, after the first has completed."""
+    while not (counts := client.batches.retrieve(batch_id).request_counts) or not counts.completed:
+        pass
+    return counts.completed
 
 
 def respond(client: OpenAI, text: str, **fields: Any) -> Response:
-    found = client.responses.create(model="demo", input=text, max_output_tokens=8, **fields)
-    assert isinstance(found, Response)
-    return found
+    response = client.responses.create(model="demo", input=text, max_output_tokens=8, **fields)
+    assert isinstance(response, Response)
+    return response
 
 
-def ended_batch(client: OpenAI, batch_id: str) -> Any:
-    while (batch := client.batches.retrieve(batch_id)).status not in ENDED:
+def finished_batch(client: OpenAI, batch_id: str) -> Any:
+    while (batch := client.batches.retrieve(batch_id)).status not in FINAL_STATUSES:
         pass
     return batch
 
@@ -72,47 +93,41 @@ def test_responses_conversations_and_batches_survive_a_kill(tmp_path: Path) -> N
         background = client.responses.create(
             model="demo", input="Tell me a story.", background=True, extra_body={"ignore_eos": True}
         )
-        lines = [line(number, 200) for number in range(12)]
-        file = client.files.create(file=("in.jsonl", b"\n".join(lines)), purpose="batch")
-        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window=WINDOW)
+        file_id, batch_id = create_batch(client, 200)
         params: Any = {"model": "demo", "max_tokens": 200, "messages": [MESSAGE]}
         message_batch = anthropic.messages.batches.create(
             requests=[{"custom_id": f"m{number}", "params": params} for number in range(3)]
         )
-        while not (counts := client.batches.retrieve(batch.id).request_counts) or not counts.completed:
-            pass
-        n_before = counts.completed
-        killed(server)
+        n_before = n_completed(client, batch_id)
+        kill(server)
     with served(state) as (_, client, anthropic):
         second = respond(client, "And of Italy?", previous_response_id=first.id, temperature=0)
-        kept = client.conversations.items.list(conversation.id)
+        items = client.conversations.items.list(conversation.id)
         assert client.conversations.retrieve(conversation.id).metadata == {"k": "v"}
         while (interrupted := client.responses.retrieve(background.id)).status in ("queued", "in_progress"):
             pass
-        done = ended_batch(client, batch.id)
-        found = results(client, done.output_file_id)
+        done = finished_batch(client, batch_id)
+        outputs = results(client, done.output_file_id)
         while anthropic.messages.batches.retrieve(message_batch.id).processing_status != "ended":
             pass
         messages = list(anthropic.messages.batches.results(message_batch.id))
-        assert client.files.content(file.id).read() == b"\n".join(lines)
+        assert client.files.content(file_id).read() == batch_lines(200)
     assert first.usage
     assert second.usage
     assert second.usage.input_tokens > first.usage.total_tokens
-    assert len(kept.data) == 1
+    assert len(items.data) == 1
     assert interrupted.status in ("failed", "completed")
     assert done.status == "completed"
-    assert 0 < n_before < len(lines)
-    assert [each["custom_id"] for each in found] == [f"n{number}" for number in range(12)]
+    assert 0 < n_before < N_REQUESTS
+    assert [each["custom_id"] for each in outputs] == [f"n{number}" for number in range(N_REQUESTS)]
     assert [(each.custom_id, each.result.type) for each in messages] == [(f"m{n}", "succeeded") for n in range(3)]
 
 
-def test_a_killed_servers_batch_is_taken_over_by_another_one(tmp_path: Path) -> None:
+def test_another_server_takes_over_the_batch_of_a_killed_server(tmp_path: Path) -> None:
     state = tmp_path / "state.sqlite3"
     with served(state) as (_, other, _), served(state) as (server, client, _):
-        file = client.files.create(file=("in.jsonl", b"\n".join(line(n, 100) for n in range(12))), purpose="batch")
-        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window=WINDOW)
-        while not (counts := client.batches.retrieve(batch.id).request_counts) or not counts.completed:
-            pass
-        killed(server)
-        found = results(other, ended_batch(other, batch.id).output_file_id)
-    assert [each["custom_id"] for each in found] == [f"n{number}" for number in range(12)]
+        _, batch_id = create_batch(client, 100)
+        n_completed(client, batch_id)
+        kill(server)
+        outputs = results(other, finished_batch(other, batch_id).output_file_id)
+    assert [each["custom_id"] for each in outputs] == [f"n{number}" for number in range(N_REQUESTS)]

@@ -1,4 +1,4 @@
-"""HTTPS: a server with a certificate made here, and clients that trust no other."""
+"""HTTPS: a server with a self-signed certificate, and clients that trust only this one."""
 
 import http.client
 import socket
@@ -49,13 +49,13 @@ def test_the_openai_client_streams_over_https(server: TlsServer) -> None:
     assert f"listening on {server.base_url}" in server.log_tail()
 
 
-def test_nobody_else_gets_an_answer_and_the_server_lives_on(server: TlsServer) -> None:
-    stranger = http.client.HTTPSConnection(
+def test_clients_without_trust_or_tls_are_refused_and_the_server_survives(server: TlsServer) -> None:
+    untrusting = http.client.HTTPSConnection(
         server.host, server.port, timeout=REPLY_S, context=ssl.create_default_context()
     )
     with pytest.raises(ssl.SSLCertVerificationError):
-        stranger.request("GET", "/health")
-    stranger.close()
+        untrusting.request("GET", "/health")
+    untrusting.close()
     plain = http.client.HTTPConnection(server.host, server.port, timeout=REPLY_S)
     plain.request("GET", "/health")
     with pytest.raises((http.client.HTTPException, OSError)):
@@ -66,17 +66,17 @@ def test_nobody_else_gets_an_answer_and_the_server_lives_on(server: TlsServer) -
 
 def test_a_new_certificate_is_served_without_a_restart(model: Path, tmp_path: Path) -> None:
     with TlsServer(model, tmp_path) as server:
-        new_key, new = make_certificate(tmp_path / "new")
-        trust = ssl.create_default_context(cafile=new)
-        new_key.replace(server.key)  # for a moment the two don't fit: the old pair is served on
-        new.replace(server.certificate)
+        new_key, new_certificate = make_certificate(tmp_path / "new")
+        context = ssl.create_default_context(cafile=new_certificate)
+        new_key.replace(server.key)  # until the certificate is replaced too, the server keeps the old pair
+        new_certificate.replace(server.certificate)
 
         def trusted() -> bool:
             with suppress(ssl.SSLCertVerificationError):
                 with socket.create_connection((server.host, server.port), REPLY_S) as plain:
-                    trust.wrap_socket(plain, server_hostname="localhost").close()
+                    context.wrap_socket(plain, server_hostname="localhost").close()
                 return True
             return False
 
-        wait_until(trusted, "the new certificate")
+        wait_until(trusted, "the new certificate is served")
         assert "the certificate was read again" in server.log_tail()

@@ -1,6 +1,6 @@
-"""Run every tutorial and how-to guide from its own text, and every program of `examples/` against a real server.
+"""Run the commands of every tutorial and how-to guide, and every program in `examples/`, against a real server.
 
-A fence's title says what a block is: a file to write, ``server`` (a command that runs until the tutorial ends) or
+The title of a fenced block is the name of a file to write, ``server`` (a command that runs until the tutorial ends) or
 ``install`` (not run here). Other ``sh`` blocks run in order. Each line of a ``text`` block must occur in the output of
 the ``sh`` block before it.
 """
@@ -72,18 +72,18 @@ def test_a_tutorial_works_as_written(page: Path, tmp_path: Path) -> None:
             elif block.title:
                 (tmp_path / block.title).write_text(block.text)
             elif block.language == "sh":
-                how: dict[str, Any] = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
-                done = subprocess.run(["bash", "-ec", block.text], **how, timeout=300, check=False)
+                options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+                done = subprocess.run(["bash", "-ec", block.text], **options, timeout=300, check=False)
                 assert done.returncode == 0, f"{block.text}\n{done.stdout}{done.stderr}"
                 output = done.stdout
                 n_run += 1
             elif block.language == "text":
-                _contains(output, block.text)
+                _assert_contains(output, block.text)
     assert n_run
 
 
 def _serve(command: str, port: int, folder: Path, environment: dict[str, str]) -> RealServer:
-    """Start the server of a tutorial. Entering the returned context waits until it is healthy."""
+    """Start the server of a tutorial. Entering the returned context waits until the server is healthy."""
     assert command.startswith("llamapool ")
     server = RealServer(["bash", "-c", f"cd {folder} && exec {command}"], port, environment)
     if "--ssl-cert-file" in command:
@@ -93,15 +93,15 @@ def _serve(command: str, port: int, folder: Path, environment: dict[str, str]) -
     return server
 
 
-def _contains(output: str, expected: str) -> None:
+def _assert_contains(output: str, expected: str) -> None:
     """Assert that each line of `expected` occurs in `output`."""
     assert [line for line in expected.splitlines() if line not in output] == [], output
 
 
 EXAMPLES = ROOT / "examples"
 RUN = "import runpy, sys; import openai; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-SAYS = {
-    "stream": ("Once upon a time", "tokens of the prompt computed"),
+OUTPUTS = {
+    "stream": ("Once upon a time", "prompt tokens computed"),
     "tools_loop": ('get_weather({"city": "Oslo"})', "rainy with 8 degrees"),
     "pydantic_agent": ("23 degrees", "2 requests, 1 call"),
     "extraction": ('"kind": ', '"date": "2026-'),
@@ -116,42 +116,42 @@ SAYS = {
 
 @pytest.fixture(scope="module")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """As the Makefile starts it, on a free port and with a folder for slots that is the test's."""
+    """Start the server as ``make serve`` does, on a free port and with its own folder for saved slots."""
     slots = str(tmp_path_factory.mktemp("slots"))
     with llamapool_config(ROOT / "config" / "default.yaml", "--slot-save-path", slots) as running:
         yield running
 
 
-def test_all_are_run() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SAYS)
+def test_every_example_has_an_expected_output() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(OUTPUTS)
 
 
-@pytest.mark.parametrize("name", SAYS)
-def test_an_example_works(name: str, serve: RealServer) -> None:
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_an_example_prints_its_expected_output(name: str, serve: RealServer) -> None:
     arguments = ["40"] if name == "batch" else []
     command = [sys.executable, "-c", RUN, str(EXAMPLES / f"{name}.py"), *arguments]
-    how: dict[str, Any] = {"env": {**os.environ, "BASE_URL": serve.base_url}, "capture_output": True, "text": True}
-    done = run(command, **how, timeout=300, check=False)
+    options: dict[str, Any] = {"env": {**os.environ, "BASE_URL": serve.base_url}, "capture_output": True, "text": True}
+    done = run(command, **options, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    for part in SAYS[name]:
+    for part in OUTPUTS[name]:
         assert part in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="docs/session.sh needs jq")
-def test_the_recorded_session_shows_what_the_server_answers(serve: RealServer) -> None:
-    how: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(["bash", "docs/session.sh", serve.base_url], **how, check=True)
+def test_the_recorded_session_is_equal_to_a_new_one(serve: RealServer) -> None:
+    options: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(["bash", "docs/session.sh", serve.base_url], **options, check=True)
     page = (DOCS / "session.md").read_text()
-    assert _steady(done.stdout) == _steady(page)
-    assert len(_steady(page)) > 10
+    assert _comparable(done.stdout) == _comparable(page)
+    assert len(_comparable(page)) > 10
 
 
-def _steady(session: str) -> list[str]:
-    """Return the JSON lines of `session` without ids, times, versions and late decimals."""
+def _comparable(session: str) -> list[str]:
+    """Return the JSON lines of `session` without ids, times, versions and more than two decimals."""
     varies = re.compile(r'"(?:id|system_fingerprint)":"[^"]*"|"created":\d+|"timings":.*|(?<=\.\d\d)\d+')
     return [varies.sub("", line) for line in session.splitlines() if line.startswith(("{", "[{", "data:"))]
 
 
 @pytest.mark.parametrize("program", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_fits_on_a_screen(program: Path) -> None:
+def test_an_example_has_at_most_60_lines(program: Path) -> None:
     assert len(program.read_text().splitlines()) <= 60

@@ -1,8 +1,8 @@
-"""OpenAI chat completions: parses the body to a `ChatRequest`; `write` creates the reply.
+"""OpenAI's Chat Completions: parses the body to a `ChatRequest`; `write` creates the reply.
 
-All of llama.cpp's fields are accepted in addition to OpenAI's, by llama-server's rules (tools/server/server-common.cpp,
-oaicompat_chat_params_parse; common/chat.cpp, common_chat_msgs_parse_oaicompat): unknown keys are dropped, null content
-is "", the arguments of a tool call are JSON text.
+llama.cpp's fields are accepted in addition to OpenAI's, with llama-server's rules (tools/server/server-common.cpp,
+oaicompat_chat_params_parse; common/chat.cpp, common_chat_msgs_parse_oaicompat): unknown keys are ignored, null content
+is "", and the arguments of a tool call are JSON text.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from server.chat.conversation import Call, Conversation, Message, TextPart
 from server.chat.prompt import as_text, render
 from server.dialects.chat.write import ChatWriter
 from server.dialects.common import Header, Json
-from server.dialects.constraints import read_shape
+from server.dialects.constraints import read_response_format
 from server.dialects.content import REASONING, read_content
 from server.dialects.custom_tools import input_arguments
 from server.dialects.dialect import Context, Dialect, Generation
@@ -23,8 +23,8 @@ from server.dialects.fields import (
     MAX_MESSAGES,
     Body,
     Messages,
-    Refused,
     Strings,
+    Unsupported,
     Whole,
     as_object,
     json_text,
@@ -43,7 +43,7 @@ from server.media.source import NO_MEDIA, LoadedMedia
 from server.pool.model import LoadedModel
 
 _OTHER_REASONING = ("thinking", "reasoning")
-"""Names of ``reasoning_content`` in other servers' replies, which clients send back; Hugging Face takes them, too."""
+"""Names of ``reasoning_content`` in the replies of other servers, which clients send back."""
 
 
 def read_messages(value: object, omitted: Omitted) -> list[Message]:
@@ -77,14 +77,14 @@ def _message(given: object, path: str, omitted: Omitted) -> Message:
     calls = [_call(call, at, omitted) for call, at in listed]
     if given.get("function_call") is not None:
         calls.append(_function_call(given["function_call"], f"{path}.function_call"))
-    if role == "function":  # a result, in the form that OpenAI had before tools
+    if role == "function":  # a tool result in OpenAI's older format
         role = "tool"
     return Message(role, content, reasoning, tuple(call for call in calls if call is not None), call_id, name)
 
 
 def _reasoning(given: dict[str, Any], path: str, omitted: Omitted) -> str:
-    """Return ``reasoning_content``, a string or a list of strings; else the field that other servers use; else
-    reasoning parts.
+    """Return the first of: ``reasoning_content``, a string or a list of parts; the fields of other servers; reasoning
+    parts of the content.
     """
     reasoning, content = given.get("reasoning_content"), given.get("content")
     if isinstance(reasoning, list):
@@ -122,7 +122,7 @@ def _function_call(given: object, path: str, call_id: str = "") -> Call:
 
 
 def _reasoning_text(part: object) -> str:
-    """Return the text of a reasoning part (Mistral's, and Anthropic's in proxies)."""
+    """Return the text of a reasoning part in Mistral's or, from proxies, Anthropic's format; "" for other parts."""
     if not isinstance(part, dict) or part.get("type") not in REASONING:
         return ""
     text = next((part[key] for key in ("thinking", "reasoning", "text") if key in part), "")
@@ -132,7 +132,7 @@ def _reasoning_text(part: object) -> str:
 
 
 class ChatTools(ToolReader):
-    """Reads ``tools`` of a chat: functions and custom tools, each one level below its type."""
+    """Parses ``tools`` of a chat: functions and custom tools, each in a member with the name of its type."""
 
     def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
         kind = entry.get("type")
@@ -142,13 +142,13 @@ class ChatTools(ToolReader):
             self.omit(kind)
             return
         tool, at = entry.get(kind), f"{path}.{kind}"
-        if tool is None and kind == "custom":  # flat, as in Responses
+        if tool is None and kind == "custom":  # flat, like in Responses
             tool, at = entry, path
         yield self.function(as_object(tool, at), at, custom=kind == "custom"), f"{at}.name", False
 
 
 class ControlBody(Body):
-    """The body of ``POST /v1/chat/completions/control``. ``model`` None = any."""
+    """The body of ``POST /v1/chat/completions/control``. Without ``model``, the completion of any model matches."""
 
     texts_of_errors: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("id", "id?"), "missing completion id"),
@@ -160,7 +160,7 @@ class ControlBody(Body):
 
 
 DEFAULT_TOP_LOGPROBS = 20  # llama-server's, for logprobs without top_logprobs
-_REFUSED = {
+_UNSUPPORTED = {
     "audio": "audio output is not supported",
     "web_search_options": "web search is not supported",
 }
@@ -173,8 +173,8 @@ class ChatBody(ChatFields):
     top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_PROBS)] | None = None
     echo: bool | None = None
     modalities: Strings = None
-    audio: Refused = None
-    web_search_options: Refused = None
+    audio: Unsupported = None
+    web_search_options: Unsupported = None
 
 
 _CONVERSATION_FIELDS = dict.fromkeys(("messages", "tools", "response_format"))
@@ -182,7 +182,7 @@ _CONVERSATION_FIELDS = dict.fromkeys(("messages", "tools", "response_format"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(ConversationRequest):
-    """A chat request before a model renders it. ``custom``: the names of its custom tools."""
+    """A parsed chat request. ``custom``: the names of its custom tools."""
 
     options: ChatBody
     custom: frozenset[str] = frozenset()
@@ -191,7 +191,7 @@ class ChatRequest(ConversationRequest):
         options, header = self.options, Header(context.model.spec.id)
         output, request = self.prepare(context, header.id, self.conversation)
         prefilled = output.prompt.prefilled
-        # llama-server repeats the continued message in full responses; in streams only with "echo".
+        # llama-server repeats the continued message in whole replies; in streams only with "echo".
         repeated = prefilled if options.echo or not options.stream else ""
         writer = ChatWriter(self, header, output.parser, repeated)
         opening = output.prompt.generation_prompt
@@ -200,8 +200,8 @@ class ChatRequest(ConversationRequest):
 
 def parse_chat(given: dict[str, Any]) -> ChatRequest:
     body = parse(ChatBody, given)
-    for name, reason in _REFUSED.items():
-        if getattr(body, name) is not None:  # OpenAI's own example of a search is {}
+    for name, reason in _UNSUPPORTED.items():
+        if getattr(body, name) is not None:  # {} is a valid value
             raise invalid(name, reason)
     if body.modalities not in (None, ["text"]):
         raise invalid("modalities", 'only ["text"] is supported')
@@ -210,7 +210,7 @@ def parse_chat(given: dict[str, Any]) -> ChatRequest:
     tools = reader.finish(body.tool_choice, body.parallel_tool_calls, warnings)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs requires logprobs to be set to true")
-    conversation = body.as_conversation(messages, tools, read_shape(body))
+    conversation = body.as_conversation(messages, tools, read_response_format(body))
     return ChatRequest(
         options=body.model_copy(update=_CONVERSATION_FIELDS),
         media=conversation.media,
@@ -225,18 +225,18 @@ CHAT = Dialect(parse_chat)
 
 
 def input_tokens(conversation: Conversation, model: LoadedModel, media: LoadedMedia = NO_MEDIA) -> Json:
-    """Return the reply of ``/input_tokens``, of a chat and of Responses: how many the prompt has."""
+    """Return the reply of ``/input_tokens`` for a chat or a response: the number of prompt tokens."""
     return {"input_tokens": render(conversation, model).count(model, media), "object": "response.input_tokens"}
 
 
 def apply_template(conversation: Conversation, model: LoadedModel, media: LoadedMedia = NO_MEDIA) -> Json:
-    """Return the reply of ``POST /apply-template``: the prompt, with the model's marker for each medium."""
+    """Return the reply of ``POST /apply-template``: the prompt, with the model's marker for each media part."""
     marker = "" if model.media is None else model.media.marker
     return {"prompt": as_text(render(conversation, model).parts, marker, media)}
 
 
-def chat_logprobs(options: GenerationFields, wanted: bool | None, n_top: int | None) -> Logprobs:
-    """Return the log probabilities for ``logprobs`` and ``top_logprobs``, otherwise those for ``n_probs``."""
-    if wanted:
+def chat_logprobs(options: GenerationFields, logprobs: bool | None, n_top: int | None) -> Logprobs:
+    """Return the setting for ``logprobs`` and ``top_logprobs`` (`n_top`), otherwise for ``n_probs``."""
+    if logprobs:
         return Logprobs(True, DEFAULT_TOP_LOGPROBS if n_top is None else n_top)
     return Logprobs.of(options.n_probs)

@@ -1,8 +1,8 @@
-"""A chat response as one object or as a stream of ``chat.completion.chunk`` events.
+"""Writes a chat reply, whole or as a stream of ``chat.completion.chunk`` events.
 
-Keys match llama-server's (server-task.cpp, to_json_oaicompat_chat and its _stream). Two intended differences: the
-first delta is ``{"role": "assistant", "content": ""}``, once per choice, with null if the model may call a tool, as
-OpenAI's is where it calls one; and a stream of several choices has one usage chunk for all of them.
+Keys match llama-server's (server-task.cpp, to_json_oaicompat_chat and its _stream). Two differences are intended. The
+first delta of a choice is ``{"role": "assistant", "content": ""}``, with null content if the model may call a tool; in
+OpenAI's API it is null if the model calls one. A stream of several choices has one usage chunk for all of them.
 """
 
 from collections.abc import Sequence
@@ -23,31 +23,28 @@ if TYPE_CHECKING:
     from server.dialects.chat.parse import ChatRequest
 
 _TEXT = b'data: {"choices":[{"finish_reason":null,"index":%d,"delta":{"content":%b}}],%b\n\n'
-"""The chunk of nearly every token, in 0.3 us instead of 2."""
+"""The chunk of most tokens. Formatting it takes 0.3 us, serializing an object 2 us."""
 
 
 @dataclass(slots=True)
 class _Choice:
     index: int
     message: Assembler
-    began: bool = False
+    has_started: bool = False
 
 
 class ChatWriter(Writer):
-    """Writes a chat's reply.
+    """Writes a chat reply. `prefill`: content at the end of the prompt, which each choice repeats."""
 
-    `opening` is content at the prompt's end, which each choice repeats.
-    """
-
-    def __init__(self, request: "ChatRequest", header: Header, parser: NewParser, opening: str = "") -> None:
-        self._header, self._opening, self._custom = header, opening, request.custom
+    def __init__(self, request: "ChatRequest", header: Header, parser: NewParser, prefill: str = "") -> None:
+        self._header, self._prefill, self._custom = header, prefill, request.custom
         self._role: Json = {"role": "assistant", "content": None if request.conversation.tools.callable else ""}
         self._after_sampling = bool(request.options.post_sampling_probs)
         self._include_usage = request.options.include_usage
         new_parser = input_parser(parser, request.custom)
         self._choices = [_Choice(index, Assembler(new_parser())) for index in range(request.options.n_choices)]
         for choice in self._choices:
-            choice.message.begin(opening)
+            choice.message.begin(prefill)
         self._common: Json = {
             "created": header.created,
             "id": header.id,
@@ -59,7 +56,7 @@ class ChatWriter(Writer):
 
     def body(self) -> Json:
         return {
-            "choices": list(map(self._shown, self._choices)),
+            "choices": list(map(self._whole_choice, self._choices)),
             "created": self._header.created,
             "model": self._header.model,
             "system_fingerprint": wire.FINGERPRINT,
@@ -69,10 +66,10 @@ class ChatWriter(Writer):
             "timings": self._timings(),
         }
 
-    def _shown(self, choice: _Choice) -> Json:
+    def _whole_choice(self, choice: _Choice) -> Json:
         content = choice.message
-        message: Json = {"role": "assistant", "content": content.said(Kind.TEXT)}
-        if reasoning := content.said(Kind.REASONING):
+        message: Json = {"role": "assistant", "content": content.text(Kind.TEXT)}
+        if reasoning := content.text(Kind.REASONING):
             message["reasoning_content"] = reasoning
         if content.calls:
             message["tool_calls"] = [self._call(item, item.text) for item in content.calls]
@@ -82,7 +79,7 @@ class ChatWriter(Writer):
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         assert not isinstance(event, Failed), "the session raises its error"
         choice = self._choices[event.index]
-        if type(event) is Text:  # nearly all are
+        if type(event) is Text:  # most events
             deltas = choice.message.feed(event)
             if not self.streams:
                 return []
@@ -93,8 +90,8 @@ class ChatWriter(Writer):
             case Finished():
                 return self._finished(choice, event)
             case Started():
-                opening = [self._chunk(choice, {"content": self._opening}, {})] if self._opening else []
-                return self._begin(choice, {}) + opening
+                prefill = [self._chunk(choice, {"content": self._prefill}, {})] if self._prefill else []
+                return self._begin(choice, {}) + prefill
             case Progress():
                 return self._begin(choice, wire.progress(event)) or [self._chunk(choice, _EMPTY, wire.progress(event))]
         return []
@@ -112,13 +109,13 @@ class ChatWriter(Writer):
         return Usage.of(((0, each.finished) for each in choices), sum(each.n_reasoning_tokens for each in choices))
 
     def _begin(self, choice: _Choice, extra: Json) -> list[bytes]:
-        if choice.began:
+        if choice.has_started:
             return []
-        choice.began = True
+        choice.has_started = True
         return [self._chunk(choice, self._role, extra)]
 
     def _deltas(self, choice: _Choice, deltas: Sequence[Delta], extra: Json) -> list[bytes]:
-        """Return a chunk per delta; the last one has the pending log probabilities and `extra`."""
+        """Return a chunk per delta; the last one has all log probabilities and `extra`."""
         if not deltas:
             return []
         *others, last = deltas
@@ -155,12 +152,12 @@ class ChatWriter(Writer):
         return {"type": kind, kind: {"name": item.name, key: text}, "id": item.id}
 
     def _kind(self, item: Item) -> tuple[str, str]:
-        """Return the type of a call, and the name of its text."""
+        """Return the type of a call, and the member that contains its text."""
         return ("custom", "input") if item.name in self._custom else ("function", "arguments")
 
     def _chunk(self, choice: _Choice, delta: Json, extra: Json, tokens: Sequence[TokenLogprob] = ()) -> bytes:
-        shown = {"finish_reason": None, "index": choice.index, "delta": delta, **self._logprobs(tokens)}
-        return self._event([shown], extra)
+        written = {"finish_reason": None, "index": choice.index, "delta": delta, **self._logprobs(tokens)}
+        return self._event([written], extra)
 
     def _event(self, choices: Sequence[Json], extra: Json) -> bytes:
         return wire.event({"choices": choices, **self._common, **extra})

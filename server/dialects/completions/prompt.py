@@ -1,15 +1,16 @@
 """All forms of ``prompt`` that llama-server accepts (tools/server/server-common.cpp, tokenize_input_prompts).
 
-A text; a list of token ids; a mixed list; or a list of such prompts, which is a batch. An object ``{"prompt_string":
-text}`` is equivalent to the text. It may have ``multimodal_data``, files in base64; each media marker (see
-``/props``) in the text is replaced by one of them, in order. A prompt that starts with text gets the model's BOS.
+A prompt is a string, a list of token ids, or a list of strings and token ids; a list of prompts is a batch. An object
+``{"prompt_string": text}`` is equivalent to the string. It may have ``multimodal_data``, files in base64: each media
+marker (see ``/props``) in the text is replaced by one of them, in order. The model's BOS is added before a prompt that
+starts with text.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.chat.conversation import unseen
+from server.chat.conversation import unsupported_media
 from server.chat.prompt import can_show, read_parts
 from server.dialects.dialect import Context
 from server.dialects.fields import json_kind
@@ -25,22 +26,23 @@ FORMS = (
     '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
     "mixed strings & tokens."
 )
-_CANNOT = "Multimodal data provided, but model does not support multimodal requests."
+_NO_MEDIA = "Multimodal data provided, but model does not support multimodal requests."
 
 
 @dataclass(frozen=True, slots=True)
-class GivenPrompt:
-    """A prompt before a model tokenizes it: a text, or a list of token ids and texts."""
+class UntokenizedPrompt:
+    """A prompt before tokenization: a string, or a list of token ids and strings."""
 
     content: str | list[int | str]
-    at: str  # its path
-    media: tuple[Media, ...] = ()  # of a text, which ``cut`` splits at the model's marker. Raises `InvalidRequest`
-    cut: Callable[[str], Sequence[str | Media]] = field(default=lambda _: (), repr=False)
+    at: str  # path in the body
+    media: tuple[Media, ...] = ()  # of a string
+    split: Callable[[str], Sequence[str | Media]] = field(default=lambda _: (), repr=False)
+    """Splits the string at the model's media marker into texts and media. Raises `InvalidRequest`."""
 
     def tokens(self, vocab: Vocab, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Return the tokens of a prompt without media. `add_special`: add the vocabulary's BOS and EOS.
 
-        Raises `InvalidRequest` for a token id past the vocabulary.
+        Raises `InvalidRequest` for a token id outside of the vocabulary.
         """
         if isinstance(self.content, str):
             return vocab.tokenize(self.content, add_special=add_special, parse_special=parse_special)
@@ -61,17 +63,17 @@ class GivenPrompt:
         if not self.media:
             return MediaPrompt(self.tokens(model.vocab, add_special=add_special, parse_special=parse_special))
         if model.media is None:
-            named = self.media[0]  # a message part has a type
-            raise invalid(self.at, _CANNOT) if named.kind == "file" else unseen(named)
-        shown = can_show(model)
+            first = self.media[0]
+            raise invalid(self.at, _NO_MEDIA) if first.kind == "file" else unsupported_media(first)
+        supports = can_show(model)
         for medium in self.media:
-            if not shown(medium):
-                raise unseen(medium)
-        parts = self.cut(model.media.marker)
+            if not supports(medium):
+                raise unsupported_media(medium)
+        parts = self.split(model.media.marker)
         return read_parts(parts, model, media, add_special=add_special, parse_special=parse_special)
 
 
-def read_prompts(value: object) -> list[GivenPrompt]:
+def read_prompts(value: object) -> list[UntokenizedPrompt]:
     """Return the prompts of the batch, at least one. Raises `InvalidRequest` with a path such as ``prompt.2``."""
     if value is None:
         raise invalid("prompt", '"prompt" is required')
@@ -86,7 +88,7 @@ def read_prompts(value: object) -> list[GivenPrompt]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptRequest(ParsedRequest):
-    prompts: list[GivenPrompt]
+    prompts: list[UntokenizedPrompt]
 
     @property
     def only_tokenizes(self) -> bool:
@@ -94,42 +96,42 @@ class PromptRequest(ParsedRequest):
 
     def tokens(self, context: Context) -> list[MediaPrompt]:
         """Return the tokens of each prompt. Raises `InvalidRequest` for an empty one."""
-        found = [prompt.read(context.model, context.media) for prompt in self.prompts]
-        for prompt, read in zip(self.prompts, found, strict=True):
-            if not read.tokens:
+        tokenized = [prompt.read(context.model, context.media) for prompt in self.prompts]
+        for prompt, tokens in zip(self.prompts, tokenized, strict=True):
+            if not tokens.tokens:
                 raise invalid(prompt.at, "is empty, and the model has no start token")
-        return found
+        return tokenized
 
 
-def prompt_media(prompts: Sequence[GivenPrompt]) -> tuple[Media, ...]:
+def prompt_media(prompts: Sequence[UntokenizedPrompt]) -> tuple[Media, ...]:
     return tuple(medium for prompt in prompts for medium in prompt.media)
 
 
 def prompt_text(tokens: Sequence[int], model: LoadedModel) -> str:
-    """Return the prompt's text without media, as llama-server shows it."""
+    """Return the text of a prompt without media, as in llama-server's replies."""
     text = model.vocab.detokenize([token for token in tokens if token >= 0])
     return text.decode("utf-8", "replace")
 
 
-def read_mixed(value: object, path: str) -> GivenPrompt:
-    """Return a text, or a list of token ids and texts. Raises `InvalidRequest`."""
+def read_mixed(value: object, path: str) -> UntokenizedPrompt:
+    """Parse a string, or a list of token ids and strings. Raises `InvalidRequest`."""
     if isinstance(value, str):
-        return GivenPrompt(value, path)
+        return UntokenizedPrompt(value, path)
     if not isinstance(value, list):
         raise invalid(path, f"must be a string or a list of token ids and strings, not {json_kind(value)}")
     for index, entry in enumerate(value):
         if not isinstance(entry, str) and not _is_token(entry):
             raise invalid(f"{path}.{index}", f"must be a token id or a string, not {json_kind(entry)}")
-    return GivenPrompt(value, path)
+    return UntokenizedPrompt(value, path)
 
 
 def check_token(vocab: Vocab, token: int, path: str) -> None:
-    """Raise `InvalidRequest` for an id past the vocabulary: the native library would end the process."""
+    """Raise `InvalidRequest` for an id outside of the vocabulary, which would crash the native library."""
     if not 0 <= token < vocab.n_tokens:
         raise invalid(path, f"token id {token} is outside of the vocabulary (0 to {vocab.n_tokens - 1})")
 
 
-def _prompt(value: object, path: str) -> GivenPrompt:
+def _prompt(value: object, path: str) -> UntokenizedPrompt:
     if isinstance(value, dict):
         return read_object(value, path)
     if not isinstance(value, str | list):
@@ -139,35 +141,35 @@ def _prompt(value: object, path: str) -> GivenPrompt:
     return read_mixed(value, path)
 
 
-def read_object(value: dict[str, Any], path: str) -> GivenPrompt:
-    """Return a prompt with its files, if there are any. Raises `InvalidRequest`."""
+def read_object(value: dict[str, Any], path: str) -> UntokenizedPrompt:
+    """Parse an object with ``prompt_string`` and optional ``multimodal_data``. Raises `InvalidRequest`."""
     if "prompt_string" not in value:
         raise InvalidRequest(FORMS, f"{path}.prompt_string")
-    given, where = value.get("multimodal_data"), f"{path}.multimodal_data"
-    if not given:
+    data, at = value.get("multimodal_data"), f"{path}.multimodal_data"
+    if not data:
         return read_mixed(value["prompt_string"], f"{path}.prompt_string")
     text = value["prompt_string"]
     if not isinstance(text, str):
         raise invalid(f"{path}.prompt_string", "must be a string")
-    files = [given] if isinstance(given, str) else given
+    files = [data] if isinstance(data, str) else data
     if not isinstance(files, list):
-        raise invalid(where, f"must be a list of files in base64, not {json_kind(given)}")
+        raise invalid(at, f"must be a list of files in base64, not {json_kind(data)}")
     for index, file in enumerate(files):
         if not isinstance(file, str):
-            raise invalid(f"{where}.{index}", f"must be a file in base64, not {json_kind(file)}")
-    media = tuple(Media("file", at=f"{where}.{index}", source=MediaUrl(file)) for index, file in enumerate(files))
+            raise invalid(f"{at}.{index}", f"must be a file in base64, not {json_kind(file)}")
+    media = tuple(Media("file", at=f"{at}.{index}", source=MediaUrl(file)) for index, file in enumerate(files))
 
-    def cut(marker: str) -> Sequence[str | Media]:
+    def split(marker: str) -> Sequence[str | Media]:
         pieces = text.split(marker)
         if len(pieces) != len(media) + 1:
-            said = f"it has the marker {marker} {len(pieces) - 1} times, and there are {len(media)} files"
-            raise invalid(path, f"Failed to tokenize prompt: {said}")
+            reason = f"it has the marker {marker} {len(pieces) - 1} times, and there are {len(media)} files"
+            raise invalid(path, f"Failed to tokenize prompt: {reason}")
         parts: list[str | Media] = [pieces[0]]
         for medium, piece in zip(media, pieces[1:], strict=True):
             parts += (medium, piece)
         return [part for part in parts if part != ""]
 
-    return GivenPrompt(text, path, media, cut)
+    return UntokenizedPrompt(text, path, media, split)
 
 
 def _is_token(value: object) -> bool:

@@ -1,8 +1,8 @@
 """``mcp_servers`` and tools of type ``mcp_toolset`` in Anthropic's Messages API.
 
-The model sees the tools of the servers as functions. In the reply their calls are ``mcp_tool_use`` blocks, followed
-by an ``mcp_tool_result`` for each. With toolsets, a reply starts with an ``mcp_tool_listing`` per server that was asked
-for its tools. This API has no approvals.
+The model sees the tools of the servers as functions. In the reply, a call is an ``mcp_tool_use`` block, and its result
+an ``mcp_tool_result`` block. If the body has toolsets, the reply starts with an ``mcp_tool_listing`` for each server
+that listed its tools. This API has no approvals.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,14 +23,14 @@ STRICT_BETA = "mcp-client-2025-11-20"
 
 
 class ToolConfig(Body):
-    """Whether a tool is offered, and whether later."""
+    """Whether a tool is offered, and whether it is deferred."""
 
     enabled: bool | None = None
     defer_loading: Any = None
 
 
 class McpToolset(Body):
-    """An entry of ``tools`` that chooses tools of one server. ``tools``: the server's list, if the client knows it."""
+    """An entry of ``tools`` that selects tools of one server. ``tools``: the server's list, if the client knows it."""
 
     mcp_server_name: Label
     default_config: ToolConfig = Field(default_factory=ToolConfig)
@@ -50,7 +50,7 @@ class ToolConfiguration(Body):
     allowed_tools: list[str] | None = None
 
     def enables(self, tool: McpTool) -> bool:
-        """Return whether the server's tool is offered."""
+        """Return whether a tool of the server is offered."""
         return self.enabled and (self.allowed_tools is None or tool.name in self.allowed_tools)
 
 
@@ -65,9 +65,9 @@ class McpServerParam(Body):
 
 
 def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
-    """Return the servers that a body names. `betas`: the header ``anthropic-beta``. Raises `InvalidRequest`.
+    """Return the MCP servers of a body. `betas`: the header ``anthropic-beta``. Raises `InvalidRequest`.
 
-    A toolset's ``tools`` win over the newest ``mcp_tool_listing`` block of an earlier reply.
+    A toolset's ``tools`` replace the newest ``mcp_tool_listing`` block of an earlier reply.
     """
     toolsets = _toolsets(given.get("tools"))
     lists = [(block.get("mcp_server_name"), block.get("tools"), at) for block, at in _listings(given.get("messages"))]
@@ -85,7 +85,7 @@ def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
                 with_token({}, server.authorization_token),
                 allowed=(toolset or server.tool_configuration).enables,
                 known=listed.get(server.name),
-                is_listed=bool(toolsets) and server.name not in listed,  # which clients with toolsets know
+                is_listed=bool(toolsets) and server.name not in listed,  # only clients with toolsets know listings
             )
         )
     check_labels(found, "mcp_servers")
@@ -97,14 +97,14 @@ def read_mcp(given: Mapping[str, Any], betas: str) -> list[McpRequest]:
 
 def _listings(messages: object) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Yield the ``mcp_tool_listing`` blocks with their paths, the oldest first."""
-    for place, message in dicts_in(messages):
-        for index, block in dicts_in(message.get("content")):
+    for n_message, message in dicts_in(messages):
+        for n_block, block in dicts_in(message.get("content")):
             if block.get("type") == LISTING:
-                yield block, f"messages.{place}.content.{index}"
+                yield block, f"messages.{n_message}.content.{n_block}"
 
 
 def listing_blocks(requested: Iterable[McpRequest]) -> list[Json]:
-    """Return an ``mcp_tool_listing`` block for each server that was asked for its tools. Clients return it later."""
+    """Return an ``mcp_tool_listing`` block for each server that listed its tools. Clients send it back."""
     return [
         {"type": LISTING, "mcp_server_name": each.label, "tools": list(map(shown_tool, each.tools))}
         for each in requested
@@ -113,11 +113,11 @@ def listing_blocks(requested: Iterable[McpRequest]) -> list[Json]:
 
 
 def _toolsets(tools: object) -> dict[str, tuple[McpToolset, str]]:
-    """Return the toolsets by the names of their servers, each with its path."""
+    """Return the toolsets with their paths, by the names of their servers."""
     found: dict[str, tuple[McpToolset, str]] = {}
-    for place, entry in dicts_in(tools):
+    for index, entry in dicts_in(tools):
         if entry.get("type") == TOOLSET:
-            at = f"tools.{place}"
+            at = f"tools.{index}"
             toolset = parse(McpToolset, entry, at)
             if toolset.mcp_server_name in found:
                 raise invalid(f"{at}.mcp_server_name", "two toolsets have the same server")
@@ -126,7 +126,7 @@ def _toolsets(tools: object) -> dict[str, tuple[McpToolset, str]]:
 
 
 def unlisted(requested: Iterable[McpRequest]) -> list[str]:
-    """Return a warning for each server whose tools could not be listed; this API has no place for them in the reply."""
+    """Return a warning for each server that could not list its tools: replies of this API have no field for it."""
     return [
         f"{each.at}: the tools of the MCP server could not be listed: {each.fault.message}"
         for each in requested

@@ -1,13 +1,12 @@
-"""Anthropic's Messages API: parses the body to a `Conversation`, which is then handled like OpenAI chat.
+"""Anthropic's Messages API: parses the body to a `Conversation`; `write` creates the reply.
 
-llama.cpp's sampling fields are accepted in addition. `write` creates the response.
-
-The conversation follows llama-server's conversion (tools/server/server-chat.cpp, server_chat_convert_anthropic_to_oai)
-with four differences: tool results precede a message's text, next to their calls; they have the name of their tool;
-omitted content is reported; and calls that Anthropic's servers executed are calls, too.
+llama.cpp's sampling fields are accepted in addition to Anthropic's. The conversation follows llama-server's conversion
+(tools/server/server-chat.cpp, server_chat_convert_anthropic_to_oai) with four differences: tool results precede a
+message's text, next to their calls; they have the name of their tool; dropped content causes a warning; and calls that
+Anthropic's servers executed become calls.
 
 A tool with an ``input_schema`` is a function. The types whose calls the client executes (``bash_...``, a toolset) are
-functions of `tool_types`. Tools of other types are omitted, and are an error only if ``tool_choice`` names one.
+functions of `tool_types`. Tools of other types are dropped, and are an error only if ``tool_choice`` names one.
 """
 
 import re
@@ -61,7 +60,7 @@ from server.dialects.generation import (
     ReasoningOption,
     ServingFields,
     Stops,
-    asked_to_think,
+    reasoning_enabled,
     template_kwargs,
 )
 from server.dialects.mcp import ServerTools, ToolRequest, function_name
@@ -71,16 +70,16 @@ from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher, Tampere
 from server.dialects.sampling import SamplingFields
 from server.dialects.tool_types import TOOLSETS, Toolset, ToolType, anthropic_type
 from server.dialects.tools import ClientName, ReadTool, ToolReader, is_strict, model_name, name_and_description
-from server.dialects.warnings import FOREIGN_REASONING, left_out, unused_fields
+from server.dialects.warnings import FOREIGN_REASONING, omission_warning, unused_fields
 from server.errors import InvalidRequest, invalid, short
 from server.media.source import NO_MEDIA, LoadedMedia, Media, MediaUrl, Source, StoredFile
 from server.pool.model import LoadedModel
 from server.structured.response_format import ANY_OBJECT, ResponseFormat
 
 DEFAULT_MAX_TOKENS = 4096
-"""llama-server's, for a body without ``max_tokens``."""
-UNSAID_BUDGET = 10_000
-"""llama-server's, for ``thinking: {"type": "enabled"}`` without ``budget_tokens``."""
+"""llama-server's default for ``max_tokens``."""
+DEFAULT_THINKING_BUDGET = 10_000
+"""llama-server's default for ``budget_tokens`` of ``thinking: {"type": "enabled"}``."""
 _HARMLESS_EDIT = "clear_thinking_20251015"
 
 
@@ -112,7 +111,7 @@ class MessagesBody(ServingFields, SamplingFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesRequest(ToolRequest):
-    """A request for a message. ``show_reasoning``: whether thinking blocks have a text."""
+    """A parsed request. ``show_reasoning``: whether thinking blocks contain the reasoning text."""
 
     show_reasoning: bool = True
 
@@ -129,13 +128,13 @@ def parse_messages(
     generate: bool = True,
     mcp: ServerTools | None = None,
 ) -> MessagesRequest:
-    """Parse the body. `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of its MCP servers, None if this
-    server allows none.
+    """Parse the body. `cipher`: encrypts and decrypts reasoning. `generate`: false to count tokens. `mcp`: the tools of
+    the body's MCP servers, None if this server allows no MCP servers.
     """
     body = parse(MessagesBody, given)
     if generate and body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_MAX_TOKENS})
-    warnings = list(_left_out(body, has_mcp=mcp is not None))
+    warnings = list(_unsupported_features(body, has_mcp=mcp is not None))
     requested = () if mcp is None else mcp.requested
     reader = MessageTools(body.tools, None if mcp is None else mcp.functions)
     messages = read_conversation(body.system, body.messages, warnings, reader, cipher)
@@ -143,13 +142,14 @@ def parse_messages(
     config, thinking = body.output_config or OutputConfig(), body.thinking
     budget = None if thinking is None else thinking.budget_tokens
     if thinking is not None and thinking.type == "enabled" and budget is None:
-        budget = UNSAID_BUDGET
-    wanted = asked_to_think(body.chat_template_kwargs, None if thinking is None else thinking.wanted)
+        budget = DEFAULT_THINKING_BUDGET
+    enabled = reasoning_enabled(body.chat_template_kwargs, None if thinking is None else thinking.enabled)
     conversation = Conversation(
         tuple(messages),
         tools,
-        ReasoningSettings(wanted, config.effort or "", budget),
-        _shape(config.format, "output_config.format") or _shape(body.output_format, "output_format"),
+        ReasoningSettings(enabled, config.effort or "", budget),
+        _response_format(config.format, "output_config.format")
+        or _response_format(body.output_format, "output_format"),
         template_kwargs=template_kwargs(body.chat_template_kwargs),
     )
     return MessagesRequest(
@@ -165,17 +165,17 @@ def parse_messages(
     )
 
 
-def _left_out(body: MessagesBody, *, has_mcp: bool) -> Iterator[str]:
-    """Return warnings for functions of Anthropic's servers that this server lacks."""
+def _unsupported_features(body: MessagesBody, *, has_mcp: bool) -> Iterator[str]:
+    """Yield warnings for fields that only Anthropic's servers support."""
     if body.mcp_servers and not has_mcp:
         yield "mcp_servers is ignored: this server allows no MCP servers"
     context = body.context_management
     for _, edit in dicts_in(context.get("edits") if isinstance(context, dict) else None):
-        if edit.get("type") != _HARMLESS_EDIT:  # templates leave out earlier reasoning themselves
-            yield left_out("edits in context_management", str(edit.get("type")))
+        if edit.get("type") != _HARMLESS_EDIT:  # chat templates drop earlier reasoning themselves
+            yield omission_warning("edits in context_management", str(edit.get("type")))
 
 
-def _shape(given: dict[str, Any] | None, at: str) -> ResponseFormat | None:
+def _response_format(given: dict[str, Any] | None, at: str) -> ResponseFormat | None:
     if given is None:
         return None
     if given.get("type") != "json_schema":
@@ -202,15 +202,15 @@ class ToolsetParam(Body):
 
 
 class MessageTools(ToolReader):
-    """Reads ``tools`` of a message, and the definitions in its blocks."""
+    """Parses ``tools`` of a body, and tool definitions in its messages."""
 
     def define(self, given: object, path: str) -> str | None:
-        """Return the text of a definition, None if no model could use the tool. Raises `InvalidRequest`."""
+        """Return the text that defines a tool, None for an unsupported type. Raises `InvalidRequest`."""
         return "".join(self._define(tool) for tool, _, _ in self.read(as_object(given, path), path)) or None
 
     @property
     def client_searches(self) -> bool:
-        """Whether messages introduce deferred tools, rather than a search by Anthropic's servers."""
+        """Return whether messages introduce deferred tools. Otherwise a search by Anthropic's servers would."""
         return not any(kind.startswith(_SEARCH) for kind in self.omitted.types)
 
     def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
@@ -224,7 +224,7 @@ class MessageTools(ToolReader):
         elif kind is not None and kind != "custom" and row is None:
             self.omit(kind, entry.get("name"))
         else:
-            tool = _own(entry, path) if row is None else _of_type(entry, row, path)
+            tool = _function(entry, path) if row is None else _typed_tool(entry, row, path)
             self.names[tool.name] = ClientName(tool.name)
             yield tool, f"{path}.name", entry.get("defer_loading") is True
 
@@ -235,7 +235,7 @@ class MessageTools(ToolReader):
                 raise invalid(f"{at}.{short(name)}", "the toolset has no such tool")
         for name, (description, parameters) in toolset.functions.items():
             config = configs.get(name) or ToolConfig()
-            if config.enabled is False or (config.enabled is None and name in toolset.off):
+            if config.enabled is False or (config.enabled is None and name in toolset.disabled):
                 continue
             function = model_name(name, toolset.name)
             self.names[function] = ClientName(name, toolset.name)
@@ -243,7 +243,7 @@ class MessageTools(ToolReader):
             yield tool, f"{path}.name", config.defer_loading is True
 
 
-def _own(given: Mapping[str, Any], path: str) -> Tool:
+def _function(given: Mapping[str, Any], path: str) -> Tool:
     name, description = name_and_description(given, path)
     schema: Any = given.get("input_schema")
     if not isinstance(schema, dict):
@@ -251,7 +251,7 @@ def _own(given: Mapping[str, Any], path: str) -> Tool:
     return Tool(name, description, schema or NO_PARAMETERS, is_strict(given, path), f"{path}.input_schema")
 
 
-def _of_type(given: Mapping[str, Any], row: ToolType, path: str) -> Tool:
+def _typed_tool(given: Mapping[str, Any], row: ToolType, path: str) -> Tool:
     name, _ = name_and_description({"name": row.name, **given}, path)
     width, height = given.get("display_width_px"), given.get("display_height_px")
     size = f" It is {width} pixels wide and {height} pixels high." if isinstance(width, int) else ""
@@ -264,9 +264,9 @@ _DEFAULT_TYPE = "image/jpeg"  # llama-server's
 _ROLES = ("user", "assistant", "system")
 _CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 _OPAQUE = {"thinking": "signature", "redacted_thinking": "data"}
-"""Blocks of reasoning, and the field of each that has the encrypted text."""
-_STAMP = re.compile(r"x-anthropic-billing-header:(?:\s*\w+=[^;\s]*;)+")
-_STAMPED = re.compile(r"(?<=\scch=).{5}(?=;)|(?<=\scc_version=)(\d+\.\d+\.\d+)\.\w+(?=;)")
+"""Types of reasoning blocks, and their fields with the encrypted text."""
+_BILLING_HEADER = re.compile(r"x-anthropic-billing-header:(?:\s*\w+=[^;\s]*;)+")
+_SESSION_FIELDS = re.compile(r"(?<=\scch=).{5}(?=;)|(?<=\scc_version=)(\d+\.\d+\.\d+)\.\w+(?=;)")
 
 
 def read_conversation(
@@ -278,9 +278,9 @@ def read_conversation(
 ) -> list[Message]:
     """Return the messages, the system prompt first.
 
-    Adds omitted content to `warnings` and introduced tools to `tools`. `cipher` decrypts reasoning. A message
-    without blocks and an empty system prompt are omitted. There may be no message at all, as in llama-server: then
-    the model starts. Raises `InvalidRequest` with a path such as ``messages.0.content.1.text``.
+    Adds a warning for dropped content to `warnings`, and introduced tools to `tools`. `cipher` decrypts reasoning. A
+    message without blocks and an empty system prompt are dropped. There may be no message at all, as in llama-server.
+    Raises `InvalidRequest` with a path such as ``messages.0.content.1.text``.
     """
     if messages is None:
         raise invalid("messages", "is required")
@@ -290,7 +290,7 @@ def read_conversation(
     reader, text = _Reader(warnings, tools, cipher), ""
     for block, path in _blocks("" if system is None else system, "system"):
         if block["type"] == "text":
-            text += steady_system(string_of(block, "text", path))
+            text += normalized_system(string_of(block, "text", path))
         else:
             reader.skip(block["type"])
     if text:
@@ -300,17 +300,17 @@ def read_conversation(
     return reader.messages
 
 
-def steady_system(text: str) -> str:
-    """Return `text` with Claude Code's leading stamp replaced by a constant, so that requests share a prefix.
+def normalized_system(text: str) -> str:
+    """Return `text` with constants in Claude Code's leading billing header, so that requests share a prefix.
 
-    In ``x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli; cch=a5145;``, the end of
-    ``cc_version`` depends on a session's first words and ``cch`` on the whole request. No cached prefix would extend
-    past them (llama-server handles ``cch``: server-chat.cpp, normalize_anthropic_billing_header).
+    In ``x-anthropic-billing-header: cc_version=2.1.197.1c0; cc_entrypoint=cli; cch=a5145;``, the end of ``cc_version``
+    depends on the first words of a session, and ``cch`` on the whole request. Cached prefixes would end there
+    (llama-server replaces only ``cch``: server-chat.cpp, normalize_anthropic_billing_header).
     """
-    found = _STAMP.match(text)
+    found = _BILLING_HEADER.match(text)
     if found is None:
         return text
-    return _STAMPED.sub(lambda part: f"{part[1]}.fff" if part[1] else "fffff", found[0]) + text[found.end() :]
+    return _SESSION_FIELDS.sub(lambda part: f"{part[1]}.fff" if part[1] else "fffff", found[0]) + text[found.end() :]
 
 
 @dataclass(slots=True)
@@ -319,14 +319,15 @@ class _Reader:
     tools: MessageTools
     cipher: ReasoningCipher
     messages: list[Message] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)  # the tools of all calls so far, by the ids of the calls
-    role: str = ""  # this and the rest are of the current message
+    names: dict[str, str] = field(default_factory=dict)  # of the tools of earlier calls, by call id
+    # The following belong to the current message.
+    role: str = ""
     parts: list[Part] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
 
     def read(self, given: object, path: str) -> None:
-        """Take one message. Its tool results become messages before it, as templates expect."""
+        """Parse one message. Its tool results become messages before it, as templates expect."""
         given = as_object(given, path)
         role, content = given.get("role"), given.get("content")
         if role not in _ROLES:
@@ -335,37 +336,37 @@ class _Reader:
         if isinstance(content, str):
             self.messages.append(Message(role, content))
             return
-        if content is None and role == "assistant":  # llama-server leaves it out, too
+        if content is None and role == "assistant":  # dropped, as in llama-server
             return
-        for block, where in _blocks(content, f"{path}.content"):
+        for block, at in _blocks(content, f"{path}.content"):
             kind = block["type"]
             is_result = kind == "tool_result" or kind.endswith("_tool_result")
             is_reply = kind in _CALLS or kind in _OPAQUE or kind == LISTING
             if (is_reply and role != "assistant") or (is_result and role == "system"):
-                raise invalid(f"{where}.type", f"a block of type {kind!r} can't be in a message of the role {role!r}")
+                raise invalid(f"{at}.type", f"a block of type {kind!r} can't be in a message of the role {role!r}")
             if kind in _CALLS:
-                self._call(block, where)
+                self._call(block, at)
             elif kind in _OPAQUE:
-                self._take_reasoning(block, kind, where)
+                self._reasoning(block, kind, at)
             elif is_result:
-                self._result(block, kind, where)
+                self._result(block, kind, at)
             elif kind != LISTING:  # `read_mcp` reads it
-                self.parts += self._content(block, where)
+                self.parts += self._content(block, at)
         self._end()
 
     def skip(self, kind: str) -> None:
-        """Warn of a block without content for a model."""
-        self.warnings.append(left_out("blocks", kind))
+        """Add a warning for a dropped block."""
+        self.warnings.append(omission_warning("blocks", kind))
 
     def _end(self) -> None:
-        """Create a message from the content so far."""
+        """Append a message with the content so far."""
         if self.parts or self.calls or self.reasoning:
             content = tuple(self.parts) or ""
             self.messages.append(Message(self.role, content, "".join(self.reasoning), tuple(self.calls)))
         self.parts, self.reasoning, self.calls = [], [], []
 
-    def _take_reasoning(self, block: Block, kind: str, path: str) -> None:
-        """Take the encrypted text, or the visible one if this server cannot decrypt it. Raises `InvalidRequest`."""
+    def _reasoning(self, block: Block, kind: str, path: str) -> None:
+        """Add encrypted reasoning, or the visible text if this server cannot decrypt it. Raises `InvalidRequest`."""
         name = _OPAQUE[kind]
         visible = _string_or_none(block, "thinking", path) if kind == "thinking" else ""
         opaque = string_of(block, name, path) if block.get(name) is not None else ""
@@ -391,7 +392,7 @@ class _Reader:
         call_id = _string_or_none(block, "tool_use_id", path)
         if not isinstance(block.get("is_error"), bool | None):
             raise wrong_type(f"{path}.is_error", "a boolean", block["is_error"])
-        if self.role == "assistant":  # a call that was answered within the turn
+        if self.role == "assistant":  # the result of a call that the provider's server executed
             self._end()
         given = block.get("content")
         content: Content = ""
@@ -400,16 +401,16 @@ class _Reader:
             # The texts of blocks are concatenated, as in llama-server.
             blocks = _blocks("" if given is None else given, f"{path}.content")
             content = text_content(_joined(part for block, at in blocks for part in self._content(block, at)))
-        elif given is not None:  # of one of Anthropic's server tools
+        elif given is not None:  # the result of a tool of Anthropic's servers
             refuse_deep({f"{path}.content": given})
-            content = json_text(_readable(given))
+            content = json_text(_unencrypted(given))
         self.messages.append(Message("tool", content, call_id=call_id, name=self.names.get(call_id, "")))
 
     def _content(self, block: Block, path: str) -> list[Part]:
-        """Return the content of a block. Skips a block that has no content for a model, with a warning.
+        """Return the content of a block. A block without usable content is dropped with a warning.
 
-        Media have paths such as ``messages.0.content.1.image``: Claude Code reads from an error which block to omit,
-        and retries. Raises `InvalidRequest`.
+        Media have paths such as ``messages.0.content.1.image``. From an error with this path, Claude Code detects which
+        block to remove before it retries. Raises `InvalidRequest`.
         """
         kind, citations = block["type"], block.get("citations")
         if kind in ("document", "search_result") and isinstance(citations, dict) and citations.get("enabled"):
@@ -425,7 +426,7 @@ class _Reader:
                 head = filter(None, (text_in(block, name) for name in ("title", "source")))
                 texts = [part.text for part in _nested(block, path) if isinstance(part, TextPart)]
                 return [TextPart("\n".join([*head, *texts]))]
-            case "compaction":  # a summary of earlier turns; its server may have encrypted the text
+            case "compaction":  # a summary of earlier turns, possibly encrypted by another server
                 return [TextPart(summary)] if (summary := text_in(block, "content")) else []
             case "browser_state":
                 return [
@@ -438,7 +439,7 @@ class _Reader:
         return []
 
     def _tool_change(self, block: Block, kind: str, path: str) -> str | None:
-        """Return the text for a tool that is found, added or withdrawn; None for Anthropic's server tools."""
+        """Return the text for a tool that is found, added or removed; None for tools of Anthropic's servers."""
         if kind == "tool_reference":
             return self.tools.refer(string_of(block, "tool_name", path))
         match block.get("tool"):
@@ -452,45 +453,45 @@ class _Reader:
 
 
 def _blocks(given: object, path: str) -> Iterable[tuple[Block, str]]:
-    """Yield the blocks of a content with their paths; a text is one block. Raises `InvalidRequest`."""
+    """Yield the blocks of ``content`` with their paths; a string is one block. Raises `InvalidRequest`."""
     if isinstance(given, str):
         given = [{"type": "text", "text": given}] if given else []
     if not isinstance(given, list):
         raise wrong_type(path, "a string or an array of blocks", given)
     for index, entry in enumerate(given):
-        where = f"{path}.{index}"
-        block = as_object(entry, where)
-        string_of(block, "type", where)
-        yield block, where
+        at = f"{path}.{index}"
+        block = as_object(entry, at)
+        string_of(block, "type", at)
+        yield block, at
 
 
 def _string_or_none(block: Block, name: str, path: str) -> str:
-    """Return the string at `path`, "" for null: ids and reasoning that clients have dropped."""
+    """Return the string `name` of the block at `path`. Null, by which clients drop ids and reasoning, becomes ""."""
     return "" if block.get(name, block) is None else string_of(block, name, path)
 
 
 def _joined(parts: Iterable[Part]) -> list[Part]:
     """Join adjacent texts."""
-    found: list[Part] = []
+    joined: list[Part] = []
     for plain, same in groupby(parts, lambda part: part.plain if isinstance(part, TextPart) else None):
         if plain is None:
-            found += same
+            joined += same
         else:
-            found.append(TextPart("".join(part.text for part in same if isinstance(part, TextPart)), plain))
-    return found
+            joined.append(TextPart("".join(part.text for part in same if isinstance(part, TextPart)), plain))
+    return joined
 
 
-def _readable(value: Any) -> Any:
-    """Return the content without encrypted parts for Anthropic's servers, and without files."""
+def _unencrypted(value: Any) -> Any:
+    """Return a result without members that only Anthropic's servers can decrypt, and without files."""
     if isinstance(value, list):
-        return [_readable(entry) for entry in value]
+        return [_unencrypted(entry) for entry in value]
     if not isinstance(value, dict):
         return value
-    file = value.get("type") == "base64"
+    is_file = value.get("type") == "base64"
     return {
-        key: _readable(entry)
+        key: _unencrypted(entry)
         for key, entry in value.items()
-        if not key.startswith("encrypted_") and not (file and key == "data")
+        if not key.startswith("encrypted_") and not (is_file and key == "data")
     }
 
 
@@ -500,7 +501,7 @@ def _image(block: Block, path: str) -> Part:
 
 
 def _document(block: Block, path: str) -> list[Part]:
-    """Return a document: its text is in the block, or it is a file that has to be read."""
+    """Return a document, whose text is in the block, or whose file must be loaded."""
     title, context = text_in(block, "title"), text_in(block, "context")
     source = as_object(block.get("source"), f"{path}.source")
     start = document_start(title, "text/plain", context)
@@ -509,10 +510,10 @@ def _document(block: Block, path: str) -> list[Part]:
             text = string_of(source, "data", f"{path}.source")
             return [TextPart(f"{start}{text}\n{DOCUMENT_END}", plain=True)]
         case "content":
-            given = _nested(source, f"{path}.source")
-            if not (title or context or any(isinstance(part, TextPart) for part in given)):
-                return given  # images alone are no text that needs a frame
-            lines = [TextPart(f"{part.text}\n", plain=True) if isinstance(part, TextPart) else part for part in given]
+            parts = _nested(source, f"{path}.source")
+            if not (title or context or any(isinstance(part, TextPart) for part in parts)):
+                return parts  # only images, which need no tags
+            lines = [TextPart(f"{part.text}\n", plain=True) if isinstance(part, TextPart) else part for part in parts]
             return _joined([TextPart(start, plain=True), *lines, TextPart(DOCUMENT_END, plain=True)])
     at, kind = f"{path}.document", kind_of_type(source.get("media_type"))
     match source:
@@ -520,25 +521,25 @@ def _document(block: Block, path: str) -> list[Part]:
             name = file_name(url)
             return [Media("document", title or name, at, MediaUrl(url, name), context=context)]
         case {"type": "base64", "data": str(data)} if kind == "document":
-            found = MediaUrl(f"data:{text_in(source, 'media_type')};base64,{data}")
-            return [Media(kind, title, at, found, context=context)]
+            source_url = MediaUrl(f"data:{text_in(source, 'media_type')};base64,{data}")
+            return [Media(kind, title, at, source_url, context=context)]
         case {"type": "file"}:
             return [Media("document", title, at, _source(source), context=context)]
     return [Media(kind, _source_type(source), at, _source(source))]
 
 
 def _nested(given: Block, path: str) -> list[Part]:
-    """Return the texts and images in ``content`` of a document or a search result."""
+    """Return the texts and images in ``content`` of a document or search result. Raises `InvalidRequest`."""
     parts: list[Part] = []
-    for block, where in _blocks(given.get("content"), f"{path}.content"):
+    for block, at in _blocks(given.get("content"), f"{path}.content"):
         if block["type"] not in ("text", "image"):
-            raise invalid(f"{where}.type", 'must be "text" or "image"')
-        parts.append(TextPart(string_of(block, "text", where)) if block["type"] == "text" else _image(block, where))
+            raise invalid(f"{at}.type", 'must be "text" or "image"')
+        parts.append(TextPart(string_of(block, "text", at)) if block["type"] == "text" else _image(block, at))
     return parts
 
 
 def _source(source: Any) -> Source | None:
-    """Return where a file is: in base64, at a URL, or uploaded."""
+    """Return the source of a file: base64 data, a URL, or an uploaded file. None for other sources."""
     match source:
         case {"type": "base64", "data": str(data)}:
             return MediaUrl(f"data:{text_in(source, 'media_type') or _DEFAULT_TYPE};base64,{data}")
@@ -550,6 +551,6 @@ def _source(source: Any) -> Source | None:
 
 
 def _source_type(source: object) -> str:
-    """``image/png``, or how the source is given."""
+    """Return the media type of a source, such as ``image/png``, or the type of the source."""
     names = [text_in(source, name) for name in ("media_type", "type")] if isinstance(source, dict) else []
     return next((name[:_SHOWN_CHARS] for name in names if name and name.isprintable()), "")

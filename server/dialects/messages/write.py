@@ -1,15 +1,15 @@
-"""A message of Anthropic's API, in one object or as a stream of typed events, each ready to send::
+"""Writes a message of Anthropic's API, whole or as a stream of typed events::
 
-    event: message_start          the message, empty, with the counts of the prompt
-    event: content_block_start    index, and a block of type text, thinking or tool_use, empty
+    event: message_start          the message without content, with the token counts of the prompt
+    event: content_block_start    index, and an empty block of type text, thinking or tool_use
     event: content_block_delta    index, and text_delta, thinking_delta, input_json_delta or signature_delta
     event: content_block_stop     index
     event: message_delta          stop_reason, stop_sequence, the counts of all tokens
     event: message_stop
 
-Keys and events are llama-server's (server-task.cpp, to_json_anthropic and its _stream). Different on purpose, as in
-Anthropic's own: blocks come in the order in which they were written, one ends before the next begins, and it begins
-with all of its keys (``input``, ``signature``); a stop string is ``stop_sequence`` (``end_turn`` there); a continued
+Keys and events match llama-server's (server-task.cpp, to_json_anthropic and its _stream). These differences follow
+Anthropic's API: blocks are in the order of generation, one ends before the next starts, and a block starts with all its
+keys (``input``, ``signature``); the stop reason for a stop string is ``stop_sequence``, not ``end_turn``; a continued
 message is not repeated.
 """
 
@@ -45,24 +45,24 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
     def __init__(self, request: "MessagesRequest", header: Header, parser: NewParser) -> None:
         super().__init__(request, header.id, parser)
         self._header, self._show_reasoning = header, request.show_reasoning
-        self._blocks: list[Json] = []  # the finished ones of all rounds
-        self._began = False
-        self._open: Item | None = None  # the item of the block that follows them
+        self._blocks: list[Json] = []  # the finished blocks of all rounds
+        self._has_started = False
+        self._open: Item | None = None  # the item of the current block
 
-    def _call_block(self, item: Item, given: object) -> Json:
-        """Return the block of a call whose input is `given`."""
-        known = self.server_tools.get(item.name)
-        if known is None:
+    def _call_block(self, item: Item, arguments: object) -> Json:
+        """Return the block of a call."""
+        tool = self.server_tools.get(item.name)
+        if tool is None:
             client = self.request.names.get(item.name) or ClientName(item.name)
-            block = {"type": "tool_use", "id": item.id, "name": client.name, "input": given}
+            block = {"type": "tool_use", "id": item.id, "name": client.name, "input": arguments}
             toolset = {"toolset_name": client.namespace, "caller": {"type": "direct"}}
             return block | toolset if client.namespace else block
-        server = {"name": known.tool.name, "server_name": known.server.label}
-        return {"type": "mcp_tool_use", "id": item.id, **server, "input": given}
+        server = {"name": tool.tool.name, "server_name": tool.server.label}
+        return {"type": "mcp_tool_use", "id": item.id, **server, "input": arguments}
 
     def _stop(self) -> Json:
         """Return ``stop_reason`` and ``stop_sequence``."""
-        end = self.said.finished
+        end = self.assembler.finished
         if end.reason is FinishReason.LIMIT:
             reason = "model_context_window_exceeded" if end.context_full else "max_tokens"
         elif end.reason is FinishReason.STOP:
@@ -87,9 +87,9 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
             case Started():
                 return self._begin(event)
             case Text():
-                return self._written(self.said.feed(event))
+                return self._written(self.assembler.feed(event))
             case Finished():
-                return self._begin(event) + self._written(self.said.finish(event)) + self._close()
+                return self._begin(event) + self._written(self.assembler.finish(event)) + self._close()
         return []
 
     def finish(self) -> list[bytes]:
@@ -103,13 +103,13 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         )
 
     def _whole_block(self, block: Json) -> list[bytes]:
-        """Add a block; return its events, which are no deltas."""
+        """Add a complete block; return its events."""
         return [self._event("content_block_start", content_block=block), self._end(block)]
 
     def _begin(self, event: Started | Finished) -> list[bytes]:
-        if self._began:
+        if self._has_started:
             return []
-        self._began = True
+        self._has_started = True
         empty = {"stop_reason": None, "stop_sequence": None}
         message = _message(self._header, [], empty, Usage(event.n_prompt, event.n_cached))
         listed = [event for block in self.request.listings for event in self._whole_block(block)]
@@ -120,8 +120,8 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         for delta in deltas:
             if delta.begins:
                 events += self._next(delta.item)
-            is_shown = self._show_reasoning or delta.item.kind is not Kind.REASONING
-            if delta.text and is_shown and self.streams:
+            is_visible = self._show_reasoning or delta.item.kind is not Kind.REASONING
+            if delta.text and is_visible and self.streams:
                 events.append(self._delta(*_KEYS[delta.item.kind], delta.text))
         return events
 
@@ -129,7 +129,7 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         """Return the end of the previous block and the start of the item's."""
         ended = self._close()
         self._open = item
-        if self._makes(item):
+        if self._is_server_call(item):
             item.id = f"mcptoolu_{random_id()}"
         empty: dict[Kind, Json] = {
             Kind.TEXT: {"type": "text", "text": ""},
@@ -144,7 +144,7 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
             return []
         rest: list[bytes] = []
         block = self._block(item)
-        if item.kind is Kind.REASONING:  # clients wait for a signature before the block's end
+        if item.kind is Kind.REASONING:  # clients expect a signature before the end of the block
             rest = [self._delta("signature_delta", "signature", block["signature"])]
         elif item.kind is Kind.CALL and not item.text:
             rest = [self._delta(*_KEYS[item.kind], "{}")]
@@ -160,12 +160,12 @@ class MessageWriter(RoundWriter["MessagesRequest"]):
         return self._event("content_block_delta", delta={"type": kind, key: text})
 
     def _event(self, kind: str, **members: Json) -> bytes:
-        """Return an event of the block that follows the finished ones."""
+        """Return an event of the current block."""
         return typed_event({"type": kind, "index": len(self._blocks), **members})
 
 
 def _message(header: Header, content: list[Json], end: Json, usage: Usage) -> Json:
-    """Return a message; ``end`` says why it stopped, with null twice while it is being written."""
+    """Return a message. ``end``: ``stop_reason`` and ``stop_sequence``, both null until the message is complete."""
     return {
         "id": header.id,
         "type": "message",
@@ -182,7 +182,7 @@ def anthropic_models(models: Sequence[Json]) -> Json:
 
 
 def anthropic_model(model: Json) -> Json:
-    """Convert an entry of OpenAI's list. Input and output limits are known once the model has been loaded."""
+    """Convert an entry of OpenAI's model list. Token limits are null until the model has been loaded."""
     n_ctx = model.get("meta", {}).get("n_ctx")
     return {
         "type": "model",

@@ -1,7 +1,6 @@
-"""llama-server's native completions: parses prompts to engine requests (tools/server/server-context.cpp,
-handle_completions_impl).
+"""llama-server's native completions and infill: parses bodies to engine requests; `write` creates the reply.
 
-`write` creates the response.
+The rules are llama-server's (tools/server/server-context.cpp, handle_completions_impl).
 """
 
 from collections.abc import Mapping
@@ -12,11 +11,11 @@ import orjson
 from pydantic import Field
 
 from server.dialects.common import Json, random_id
-from server.dialects.completions.prompt import GivenPrompt, PromptRequest, prompt_media, read_mixed, read_prompts
-from server.dialects.constraints import read_shape
+from server.dialects.completions.prompt import PromptRequest, UntokenizedPrompt, prompt_media, read_mixed, read_prompts
+from server.dialects.constraints import read_response_format
 from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.fields import Object, Prompt, field_error, parse
-from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs, Stops, refuse_thinking
+from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs, Stops, reject_reasoning_fields
 from server.dialects.native.fim import Extra, extra_tokens, fim_tokens, fitting_extra, fitting_gap, require_fim
 from server.dialects.native.write import NativeWriter
 from server.dialects.warnings import unused_fields
@@ -47,23 +46,22 @@ class NativeBody(GenerationFields):
     response_format: Object = None
     reasoning_budget_start_tag: str | None = None
     reasoning_budget_end_tag: str | None = None
-    reasoning_budget_end_tags: Stops | None = None  # each is looked for at every token
+    reasoning_budget_end_tags: Stops | None = None  # limited, because each is searched at every token
     generation_prompt: str | None = None
 
     @property
-    def computed(self) -> Logprobs:
-        """The log probabilities for ``n_probs``, or for ``logprobs``, llama-server's other name of it."""
+    def requested_logprobs(self) -> Logprobs:
+        """Return the setting for ``n_probs``, or for ``logprobs``, its other name in llama-server."""
         return Logprobs.of(self.n_probs if self.n_probs is not None else int(self.logprobs or 0))
 
     @property
-    def thinking_tags(self) -> tuple[str, tuple[str, ...]] | None:
-        """Return the text that opens reasoning, and the texts that close it, the first of which is forced at the
-        budget.
+    def reasoning_tags(self) -> tuple[str, tuple[str, ...]] | None:
+        """Return the start tag and the end tags of reasoning, None if the request lacks either.
 
-        None if the request has no tags, so that reasoning can't be detected.
+        At the budget, the first end tag is forced.
         """
-        one = [self.reasoning_budget_end_tag or ""]
-        ends = tuple(filter(None, one if self.reasoning_budget_end_tags is None else self.reasoning_budget_end_tags))
+        single = [self.reasoning_budget_end_tag or ""]
+        ends = tuple(filter(None, single if self.reasoning_budget_end_tags is None else self.reasoning_budget_end_tags))
         return (self.reasoning_budget_start_tag, ends) if self.reasoning_budget_start_tag and ends else None
 
 
@@ -73,10 +71,11 @@ class NativeRequest(PromptRequest):
 
     def generation(self, context: Context) -> Generation:
         body, model = self.options, context.model
-        # A grammar has precedence over a schema here, and response_format has no effect, as in llama-server.
-        shape = read_shape(body.model_copy(update={"json_schema": None}) if body.grammar else body, {})
-        constraint = compiled(shape or model.spec.shape, body.lazy, model)
-        constraint, prompts = _budgeted(constraint, body, model), self.tokens(context)
+        # As in llama-server, a grammar has precedence over a schema, and response_format has no effect.
+        fields = body.model_copy(update={"json_schema": None}) if body.grammar else body
+        response_format = read_response_format(fields, {})
+        constraint = compiled(response_format or model.spec.shape, body.lazy, model)
+        constraint, prompts = _with_budget(constraint, body, model), self.tokens(context)
         requests = self.requests(context, f"cmpl-{random_id()}", prompts, constraint)
         writer = NativeWriter(requests, model, body, body.response_fields or (), **_settings(body, model))
         return Generation(requests, writer)
@@ -84,8 +83,8 @@ class NativeRequest(PromptRequest):
 
 def parse_native(given: dict[str, Any]) -> NativeRequest:
     body = parse(NativeBody, given)
-    if body.thinking_tags is None:
-        refuse_thinking(body)
+    if body.reasoning_tags is None:
+        reject_reasoning_fields(body)
     elif body.reasoning_control:
         raise field_error("reasoning_control", "only chat completions can be controlled")
     prompts = read_prompts(body.prompt)
@@ -93,7 +92,7 @@ def parse_native(given: dict[str, Any]) -> NativeRequest:
         options=body.model_copy(update={"prompt": None}),
         media=prompt_media(prompts),
         warnings=unused_fields(given, NativeBody),
-        logprobs=body.computed,
+        logprobs=body.requested_logprobs,
         prompts=prompts,
     )
 
@@ -101,26 +100,27 @@ def parse_native(given: dict[str, Any]) -> NativeRequest:
 NATIVE = Dialect(parse_native)
 
 
-def _budgeted(constraint: Constraint | None, body: NativeBody, model: LoadedModel) -> Constraint | None:
-    """Add the reasoning budget to `constraint` if the request has reasoning tags; ``generation_prompt`` may open the
-    reasoning.
+def _with_budget(constraint: Constraint | None, body: NativeBody, model: LoadedModel) -> Constraint | None:
+    """Return the constraint with the reasoning budget, if the request has reasoning tags.
+
+    ``generation_prompt`` may open the reasoning. Raises `InvalidRequest` for a budget with another constraint.
     """
-    tags = body.thinking_tags
-    allowed = model.spec.chat.allowance(body.reasoning_budget_tokens, body.reasoning_budget_message)
-    if allowed.budget == UNLIMITED or tags is None:
+    tags = body.reasoning_tags
+    budget = model.spec.chat.allowance(body.reasoning_budget_tokens, body.reasoning_budget_message)
+    if budget.budget == UNLIMITED or tags is None:
         return constraint
     if constraint is not None:
         reason = "can't be used with what shapes the whole output; chat completions can"
         raise field_error("reasoning_budget_tokens", reason)
     opening, ends = tags
     begun = open_reasoning(body.generation_prompt or "", (opening, ends[0]))
-    return allowed.ended(None, model.vocab, opening, ends, begun=begun, reopens=True)
+    return budget.ended(None, model.vocab, opening, ends, begun=begun, reopens=True)
 
 
 def _settings(body: NativeBody, model: LoadedModel) -> Json:
     reasoning, grammar = body.reasoning_format or model.spec.chat.reasoning_format, body.grammar or ""
     if body.json_schema is not None and not grammar:
-        # A schema has llguidance's form, as a llama-server that is built with llguidance shows it.
+        # A schema is written for llguidance, as by a llama-server that is built with llguidance.
         schema = ANY_OBJECT if body.json_schema == {} else body.json_schema
         grammar = _LLGUIDANCE.format(orjson.dumps(schema).decode())
     return {
@@ -133,8 +133,8 @@ def _settings(body: NativeBody, model: LoadedModel) -> Json:
 
 
 MAX_FILES = 1024
-_WANTED_FILES = '"input_extra" must be an array of {"filename": string, "text": string}'
-_WANTED_TEXT = 'extra_context chunk must contain a "text" field with a string value'
+_FILES_ERROR = '"input_extra" must be an array of {"filename": string, "text": string}'
+_TEXT_ERROR = 'extra_context chunk must contain a "text" field with a string value'
 
 
 class InfillBody(NativeBody):
@@ -144,8 +144,8 @@ class InfillBody(NativeBody):
         "prompt": '"prompt" must be a string',
         "input_prefix?": '"input_prefix" is required',
         "input_suffix?": '"input_suffix" is required',
-        **dict.fromkeys(("input_extra", "input_extra.*"), _WANTED_FILES),
-        **dict.fromkeys(("input_extra.*.text", "input_extra.*.text?"), _WANTED_TEXT),
+        **dict.fromkeys(("input_extra", "input_extra.*"), _FILES_ERROR),
+        **dict.fromkeys(("input_extra.*.text", "input_extra.*.text?"), _TEXT_ERROR),
         "input_extra.*.filename": 'extra_context chunk\'s "filename" field must be a string',
     }
     prompt: str | None = None
@@ -156,15 +156,13 @@ class InfillBody(NativeBody):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfillRequest(NativeRequest):
-    prefix: GivenPrompt
-    suffix: GivenPrompt
+    prefix: UntokenizedPrompt
+    suffix: UntokenizedPrompt
     prompt: str
     files: list[Extra]
 
     def tokens(self, context: Context) -> list[MediaPrompt]:
-        """Return the prompt, cut to a batch: of a long prefix keep the end, of the suffix and the files the start and
-        the end.
-        """
+        """Return the prompt, truncated to one batch and, for additional files, to the context."""
         vocab, spec = context.model.vocab, context.model.spec
         require_fim(vocab)
         n_batch, prompt = spec.native.n_batch, vocab.tokenize(self.prompt, add_special=False, parse_special=True)
@@ -176,12 +174,12 @@ class InfillRequest(NativeRequest):
 
 def parse_infill(given: dict[str, Any]) -> InfillRequest:
     body = parse(InfillBody, given)
-    refuse_thinking(body)
+    reject_reasoning_fields(body)
     options = body.model_copy(update=dict.fromkeys(("prompt", "input_prefix", "input_suffix", "input_extra")))
     return InfillRequest(
         options=options,
         warnings=unused_fields(given, InfillBody),
-        logprobs=body.computed,
+        logprobs=body.requested_logprobs,
         prompts=[],
         prefix=read_mixed(body.input_prefix, "input_prefix"),
         suffix=read_mixed(body.input_suffix, "input_suffix"),

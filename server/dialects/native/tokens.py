@@ -16,14 +16,14 @@ from server.vocab import Vocab
 
 _MEDIUM = -1
 """The id of each token of a media part: llama.cpp's value for no token (LLAMA_TOKEN_NULL)."""
-_SLICE = 16384  # tokens written as JSON, or freed, at a time: other threads wait meanwhile
+_SLICE = 16384  # tokens that are serialized or freed at a time, because other threads wait meanwhile
 
 
 class TokenizeBody(Body):
     """The body of ``POST /tokenize``.
 
-    Without content there are no tokens, as in llama-server. ``prompt`` and ``add_special_tokens`` are vLLM's names,
-    with its default of adding BOS and EOS.
+    Without content the reply has no tokens, as in llama-server. ``prompt`` and ``add_special_tokens`` are vLLM's names.
+    With ``prompt``, BOS and EOS are added by default.
     """
 
     model: str | None = None
@@ -44,7 +44,7 @@ class DetokenizeBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class TokensRequest:
-    """A checked body. ``work`` makes the reply with a model and the request's media. It names no cache namespace."""
+    """A parsed body. ``work`` creates the reply with a model and loaded media. There is no cache ``salt``."""
 
     model: str | None
     warnings: Sequence[str]
@@ -54,32 +54,32 @@ class TokensRequest:
 
 
 def read_tokenize(received: dict[str, Any]) -> TokensRequest:
-    """Check the body of ``/tokenize``. Raises `InvalidRequest`.
+    """Parse the body of ``/tokenize``. Raises `InvalidRequest`.
 
-    The reply is ``{"tokens": [id, ...]}``, or ``[{"id", "piece"}, ...]`` with pieces: text, or bytes if it is not
-    UTF-8. Many are JSON already (`orjson.Fragment`).
+    The reply is ``{"tokens": [id, ...]}``, or ``[{"id", "piece"}, ...]`` with pieces. A piece is a string, or a list of
+    bytes if it is not UTF-8. Long lists are serialized already (`orjson.Fragment`).
     """
     body = parse(TokenizeBody, received)
     path = "prompt" if body.content is None and body.prompt is not None else "content"
     given = body.prompt if body.content is None else body.content
     content = read_object(given, path) if isinstance(given, dict) else read_mixed("" if given is None else given, path)
-    wanted = (one for one in (body.add_special, body.add_special_tokens) if one is not None)
-    add_special = next(wanted, path == "prompt")
+    flags = (flag for flag in (body.add_special, body.add_special_tokens) if flag is not None)
+    add_special = next(flags, path == "prompt")
 
     def tokenize(model: LoadedModel, media: LoadedMedia) -> Json:
         if given is None:
             return {"tokens": []}
-        read = content.read(model, media, add_special=add_special, parse_special=body.parse_special)
-        tokens, vocab = [max(token, _MEDIUM) for token in read.tokens] if read.spans else read.tokens, model.vocab
+        prompt = content.read(model, media, add_special=add_special, parse_special=body.parse_special)
+        tokens, vocab = [max(token, _MEDIUM) for token in prompt.tokens] if prompt.spans else prompt.tokens, model.vocab
         if len(tokens) > _SLICE:
-            return {"tokens": orjson.Fragment(_written(tokens, vocab if body.with_pieces else None))}
-        return {"tokens": _shown(tokens, vocab) if body.with_pieces else tokens}
+            return {"tokens": orjson.Fragment(_serialized(tokens, vocab if body.with_pieces else None))}
+        return {"tokens": _with_pieces(tokens, vocab) if body.with_pieces else tokens}
 
     return TokensRequest(body.model, unused_fields(received, TokenizeBody), tokenize, prompt_media([content]))
 
 
 def read_detokenize(given: dict[str, Any]) -> TokensRequest:
-    """Check the body of ``/detokenize``. Bytes that are not UTF-8 become U+FFFD. Raises `InvalidRequest`."""
+    """Parse the body of ``/detokenize``. Invalid UTF-8 becomes U+FFFD. Raises `InvalidRequest`."""
     body = parse(DetokenizeBody, given)
     tokens = body.tokens or []
 
@@ -91,18 +91,18 @@ def read_detokenize(given: dict[str, Any]) -> TokensRequest:
     return TokensRequest(body.model, unused_fields(given, DetokenizeBody), detokenize)
 
 
-def _shown(tokens: list[int], vocab: Vocab) -> list[Json]:
+def _with_pieces(tokens: list[int], vocab: Vocab) -> list[Json]:
     return [{"id": token, "piece": _piece(vocab.piece(token)) if token >= 0 else ""} for token in tokens]
 
 
-def _written(tokens: list[int], vocab: Vocab | None) -> bytes:
-    """Serialize the tokens, with their pieces if there is a vocabulary. Empties the list."""
+def _serialized(tokens: list[int], vocab: Vocab | None) -> bytes:
+    """Serialize the tokens, with their pieces if `vocab` is not None. Empties the list."""
     parts = [b"["]
     tokens.reverse()
     while tokens:
         part = tokens[: -_SLICE - 1 : -1]
         del tokens[-_SLICE:]
-        written = orjson.dumps(part if vocab is None else _shown(part, vocab))
+        written = orjson.dumps(part if vocab is None else _with_pieces(part, vocab))
         parts += (written[1:-1], b"," if tokens else b"]")
     return b"".join(parts)
 

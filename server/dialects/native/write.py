@@ -1,11 +1,11 @@
-"""Native replies out of engine events, whole or as a stream, also next to the replies of other dialects (``verbose``).
+"""Writes native replies, whole or as a stream, also as a part of the replies of other dialects (``verbose``).
 
-llama.cpp server-task.cpp, to_json_non_oaicompat of final and of partial results. No ``[DONE]`` ends a stream: the last
-object of each choice has ``"stop": true``. Different on purpose: a chunk of progress has no tokens, where llama-server
-sends ``[0]``.
+The format is llama-server's (server-task.cpp, to_json_non_oaicompat of final and partial results). No ``[DONE]`` ends a
+stream: the last object of each choice has ``"stop": true``. One difference is intended: a progress chunk has no tokens,
+where llama-server sends ``[0]``.
 
-``verbose`` has the raw text with its markup, the rendered prompt and the effective settings. It is next to the choices
-of a full response, and in the last event of each choice of a stream, without the streamed text.
+A verbose object has the raw text with its markup, the rendered prompt and the effective settings. It is a member of a
+whole reply, and of the last event of each choice of a stream, where its text is empty.
 """
 
 import math
@@ -25,9 +25,9 @@ from server.engine.request import Adapters, Event, Failed, Finished, Progress, R
 from server.pool.model import LoadedModel
 
 
-def picked(reply: Mapping[str, Any], paths: Sequence[str]) -> Json:
-    """Return the fields that `paths` select; ``a/b`` is b of a, under that name. Missing fields are omitted."""
-    found: Json = {}
+def selected_fields(reply: Mapping[str, Any], paths: Sequence[str]) -> Json:
+    """Return the fields that `paths` select. ``a/b`` is the member b of a. Missing fields are skipped."""
+    selected: Json = {}
     for path in paths:
         value: Any = reply
         for key in path.split("/"):
@@ -35,8 +35,8 @@ def picked(reply: Mapping[str, Any], paths: Sequence[str]) -> Json:
                 break
             value = value[key]
         else:
-            found[path] = value
-    return found
+            selected[path] = value
+    return selected
 
 
 @dataclass(slots=True)
@@ -50,9 +50,9 @@ class _Choice:
 
 
 class NativeWriter(Writer):
-    """Writes a native reply: an object, or an array of them where there are several choices.
+    """Writes a native reply: an object, or an array of objects if there are several choices.
 
-    `settings`: what ``generation_settings`` shows besides the `fields` that all dialects share.
+    `settings`: members of ``generation_settings`` in addition to the `fields` that all dialects share.
     """
 
     def __init__(
@@ -64,23 +64,23 @@ class NativeWriter(Writer):
         **settings: object,
     ) -> None:
         self._requests, self._response_fields = requests, response_fields
-        # ``grammar`` has the form of its source, ``lora`` is as the client gave it.
-        given = {"stream": bool(fields.stream), "grammar": fields.grammar or "", **settings}
-        given["spec_type"] = model.spec.engine.asked_spec_type
-        self._settings = _settings(requests[0], given, pairs(fields.lora))
-        never = model.vocab.eog if requests[0].sampling.ignore_eos else ()
-        self._settings["logit_bias"] += [{"bias": None, "token": token} for token in sorted(never)]
+        # ``grammar`` is the source text, ``lora`` the client's value.
+        shown = {"stream": bool(fields.stream), "grammar": fields.grammar or "", **settings}
+        shown["spec_type"] = model.spec.engine.asked_spec_type
+        self._settings = _settings(requests[0], shown, pairs(fields.lora))
+        ignored = model.vocab.eog if requests[0].sampling.ignore_eos else ()
+        self._settings["logit_bias"] += [{"bias": None, "token": token} for token in sorted(ignored)]
         self._model = model.spec.id
         self._return_tokens = bool(fields.return_tokens)
         self._prompts = [prompt_text(request.prompt, model) for request in requests]
         self._choices = [_Choice(prompt) for prompt, request in enumerate(requests) for _ in range(request.n)]
 
     def body(self) -> Json | list[Json]:
-        found = []
+        objects = []
         for choice in self._choices:
             assert choice.end is not None, "a choice has not finished"
-            found.append(self.final(choice.prompt, choice.end, choice))
-        return found[0] if len(found) == 1 else found
+            objects.append(self.final(choice.prompt, choice.end, choice))
+        return objects[0] if len(objects) == 1 else objects
 
     def feed(self, prompt: int, event: Event) -> list[bytes]:
         assert not isinstance(event, Failed), "the session raises its error"
@@ -89,15 +89,16 @@ class NativeWriter(Writer):
         match event:
             case Text():
                 choice.n_tokens += len(event.tokens)
-                shown = wire.probabilities(event.logprobs, after_sampling=request.post_sampling_probs)
+                probabilities = wire.probabilities(event.logprobs, after_sampling=request.post_sampling_probs)
                 if self.streams:
-                    extra = wire.timed(event.timings) | ({"completion_probabilities": shown} if shown else {})
+                    members = {"completion_probabilities": probabilities} if probabilities else {}
+                    extra = wire.timed(event.timings) | members
                     chunk = self._chunk(index, event.text, event.tokens, extra)
                     return [chunk] if event.text or event.tokens else []
                 choice.text.append(event.text)
                 choice.tokens += event.tokens
-                # Serialized per token: thousands of alternatives for each would stop the event loop at the end.
-                choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in shown)
+                # Serialized for each token, because thousands of alternatives would block the event loop at the end.
+                choice.probabilities += (orjson.Fragment(orjson.dumps(entry)) for entry in probabilities)
             case Finished():
                 choice.end = event
                 return [wire.event(self.final(prompt, event))] if self.streams else []
@@ -109,10 +110,10 @@ class NativeWriter(Writer):
         return []
 
     def final(self, prompt: int, end: Finished, whole: _Choice | None = None) -> Json:
-        """Return the last object of one choice, the reference's keys in its order. `whole`: its text and tokens, None
-        in a stream.
+        """Return the last object of a choice, with llama-server's keys in its order. `whole`: the choice with its text
+        and tokens, None in a stream.
         """
-        shown: Json = {
+        written: Json = {
             "index": self._index(prompt, end.index),
             "content": "" if whole is None else "".join(whole.text),
             "tokens": whole.tokens if whole is not None and self._return_tokens else [],
@@ -131,11 +132,11 @@ class NativeWriter(Writer):
             "timings": wire.timings(end.timings),
         }
         if whole is not None and whole.probabilities:
-            shown["completion_probabilities"] = whole.probabilities
-        return picked(shown, self._response_fields) if self._response_fields else shown
+            written["completion_probabilities"] = whole.probabilities
+        return selected_fields(written, self._response_fields) if self._response_fields else written
 
     def _index(self, prompt: int, choice: int) -> int:
-        """Return the number of a choice in the reply: those of several prompts are numbered consecutively."""
+        """Return the index of a choice in the reply, where choices of several prompts are numbered consecutively."""
         return prompt * self._requests[0].n + choice
 
     def _chunk(self, index: int, text: str, tokens: Sequence[int], extra: Json) -> bytes:
@@ -156,16 +157,16 @@ class NativeWriter(Writer):
 
 _LATER = ("min_keep", "ignore_eos", "logit_bias", "samplers", "backend_sampling")
 _FIRST = tuple(each.name for each in fields(SamplingParams) if each.name not in _LATER)
-"""Sampling parameters in llama-server's order, which is that of their fields; it lists some of them later."""
+"""Sampling parameters that are listed first, in the order of llama-server and of `SamplingParams`."""
 _LONG = frozenset(
     ("dry_sequence_breakers", "stop", "logit_bias", "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens")
 )
 
 
 def generation_settings(request: Request, spec_type: str = "none") -> dict[str, Any]:
-    """Return the short object of a request. The reference's keys in its order."""
-    whole = _settings(request, {"spec_type": spec_type}, ())
-    return {name: value for name, value in whole.items() if name not in _LONG}
+    """Return the settings of a request without long members, with llama-server's keys in its order."""
+    settings = _settings(request, {"spec_type": spec_type}, ())
+    return {name: value for name, value in settings.items() if name not in _LONG}
 
 
 def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dict[str, Any]:
@@ -180,7 +181,7 @@ def _settings(request: Request, given: Mapping[str, Any], lora: Adapters) -> dic
         "n_discard": request.n_discard,
         "ignore_eos": sampling.ignore_eos,
         "stream": given.get("stream", False),
-        "logit_bias": [  # null for a forbidden token, as in llama-server: JSON has no infinity
+        "logit_bias": [  # null for a banned token, as in llama-server, because JSON has no infinity
             {"bias": bias if math.isfinite(bias) else None, "token": token} for token, bias in sampling.logit_bias
         ],
         "n_probs": request.n_probs,
@@ -208,9 +209,9 @@ KEY = "__verbose"
 def verbose(
     generation: Generation, fields: GenerationFields, context: Context, generation_prompt: str = ""
 ) -> Generation:
-    """Return a generation whose reply is verbose if the request, or by default the server, enables it.
+    """Return a generation whose reply is verbose if the request or, by default, the server enables it.
 
-    `generation_prompt`: the end of a chat's prompt that opens the assistant's turn.
+    `generation_prompt`: the end of a chat prompt, which opens the assistant turn.
     """
     if not (context.verbose if fields.verbose is None else fields.verbose):
         return generation
@@ -220,10 +221,7 @@ def verbose(
 
 @dataclass
 class _VerboseWriter(Writer):
-    """Adds the native response: next to the choices of a whole reply (with several choices, that of the first).
-
-    A stream has it without its text, in the first event of each choice's end.
-    """
+    """Adds the native object of the first choice to a whole reply, and of each choice to its end in a stream."""
 
     inner: Writer
     native: NativeWriter

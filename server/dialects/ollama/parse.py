@@ -1,7 +1,7 @@
-"""``POST /api/chat`` and ``/api/generate``: parses bodies to engine requests.
+"""``POST /api/chat`` and ``/api/generate``: parses bodies to engine requests; `write` creates the reply.
 
 Fields are Ollama's (github.com/ollama/ollama, api/types.go); ``options`` also accepts all of llama.cpp's sampling
-fields. `write` creates the response.
+fields.
 """
 
 import re
@@ -22,7 +22,7 @@ from server.chat.conversation import (
     ReasoningSettings,
     TextPart,
     Tools,
-    refuse_unseen,
+    reject_unsupported_media,
     text_content,
 )
 from server.chat.prompt import can_show, read_parts
@@ -69,19 +69,19 @@ _DURATION_PART = r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
 _DURATION = re.compile(rf"[-+]?(?:{_DURATION_PART})+", re.ASCII)
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?", re.ASCII)
 _MAX_CHARS = 64
-FOR_EVER = -1.0
-MAX_S = 1e3 * MAX_MAGNITUDE  # longer is for ever
+FOREVER = -1.0
+MAX_S = 1e3 * MAX_MAGNITUDE  # longer durations mean forever
 
 _LOAD_OPTIONS = (
     *("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "use_mlock", "num_thread", "numa", "low_vram"),
     *("f16_kv", "logits_all", "vocab_only", "embedding_only", "draft_num_predict", "num_gqa", "rope_frequency_base"),
     "rope_frequency_scale",
 )
-"""Options that Ollama loads a model with; here the settings do, once for all clients."""
+"""Options with which Ollama loads a model. Here the settings determine them for all clients."""
 
 
 def _seconds(given: object) -> object:
-    """Seconds out of a number, or of Go's ``1h30m``; below 0 is for ever, as in Ollama."""
+    """Convert a number, or a duration in Go's format such as ``1h30m``, to seconds. Negative means forever."""
     seconds = given
     if isinstance(given, str) and len(given) <= _MAX_CHARS:
         if _NUMBER.fullmatch(given):
@@ -91,7 +91,7 @@ def _seconds(given: object) -> object:
             seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts) * (-1 if given[0] == "-" else 1)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         raise ValueError('must be a number of seconds, or a duration such as "5m"')
-    return FOR_EVER if seconds < 0 or seconds > MAX_S else float(seconds)
+    return FOREVER if seconds < 0 or seconds > MAX_S else float(seconds)
 
 
 KeepAlive = Annotated[
@@ -102,13 +102,13 @@ KeepAlive = Annotated[
 """Seconds that the model stays loaded after the request; negative = forever."""
 
 
-_MAX_WAITING = 256
-"""Latest calls among which a result's call is looked for."""
+_MAX_UNANSWERED = 256
+"""Number of newest calls that a tool result may answer."""
 _SEVERAL_TYPES = re.compile(r"\w+(?:, ?\w+)+", re.ASCII)
 
 
 def _content(text: str, images: object, path: str) -> Content:
-    """Return a text with its images, each in base64. Raises `InvalidRequest`."""
+    """Return a text with its images, which are in base64. Raises `InvalidRequest`."""
     if images is None:
         return text
     if not isinstance(images, list):
@@ -120,7 +120,7 @@ def _content(text: str, images: object, path: str) -> Content:
     return text_content([*parts, TextPart(text)] if text else parts)
 
 
-def _message(given: object, path: str, waiting: list[Call]) -> Message:
+def _message(given: object, path: str, unanswered: list[Call]) -> Message:
     given = as_object(given, path)
     role = text_of(given, "role", path).lower()
     if not role:
@@ -128,42 +128,42 @@ def _message(given: object, path: str, waiting: list[Call]) -> Message:
     content = _content(text_of(given, "content", path), given.get("images"), f"{path}.images")
     reasoning_text = text_of(given, "thinking", path)
     if role != "tool":
-        listed, at, n = given.get("tool_calls"), f"{path}.tool_calls", len(waiting)
+        listed, at, n = given.get("tool_calls"), f"{path}.tool_calls", len(unanswered)
         listed = [] if listed is None else as_array(listed, at)
         calls = [_call(call, f"{at}.{index}", f"call_{n + index}") for index, call in enumerate(listed)]
-        waiting += calls
-        del waiting[:-_MAX_WAITING]
+        unanswered += calls
+        del unanswered[:-_MAX_UNANSWERED]
         return Message(role, content, reasoning_text, tuple(calls))
     name = text_of(given, "tool_name", path) or text_of(given, "name", path)
     call_id = text_of(given, "tool_call_id", path)
-    # A result is of the call with its id, otherwise the first call of that name, otherwise the first. An id that no
-    # call has is as none: litellm leaves ids out of calls, not out of results.
-    same = [call for call in waiting if call.id == call_id]
-    named = [call for call in waiting if call.name == name]
-    for answered in (same or (named if name else waiting))[:1]:
-        waiting.remove(answered)
+    # A result answers the call with its id, otherwise the first call with its name, otherwise the first call. Unknown
+    # ids are ignored, because litellm drops the ids of calls, but not of results.
+    with_id = [call for call in unanswered if call.id == call_id]
+    with_name = [call for call in unanswered if call.name == name]
+    for answered in (with_id or (with_name if name else unanswered))[:1]:
+        unanswered.remove(answered)
         call_id, name = answered.id, answered.name
     return Message(role, content, reasoning_text, call_id=call_id, name=name)
 
 
-def _call(given: object, path: str, own_id: str) -> Call:
+def _call(given: object, path: str, default_id: str) -> Call:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(given, dict) or not isinstance(function, dict):
         raise wrong_type(f"{path}.function", "an object", function)
     arguments = function.get("arguments")
-    if isinstance(arguments, str):  # OpenAI's way, which clients mix in
+    if isinstance(arguments, str):  # OpenAI's format, which clients also send
         text = arguments
     elif isinstance(arguments, dict | None):
         text = json_text(arguments or {})
     else:
         raise wrong_type(f"{path}.function.arguments", "an object", arguments)
     name = text_of(function, "name", f"{path}.function")
-    return Call(name, text, text_of(given, "id", path) or own_id)
+    return Call(name, text, text_of(given, "id", path) or default_id)
 
 
-def _typed(tool: Any) -> Any:
-    """Return a tool whose parameters' types are JSON Schema's; a malformed one as it is. The official client writes
-    several types of a parameter as ``integer, string``.
+def _with_type_lists(tool: Any) -> Any:
+    """Return a tool whose parameters have lists of types instead of ``integer, string``, as the official client writes
+    them. A malformed tool is returned unchanged.
     """
     try:
         function = tool["function"]
@@ -186,7 +186,7 @@ class Options(SamplingFields):
     num_keep: CountOrAll | None = None
 
 
-class AskBody(Body):
+class GenerationBody(Body):
     """The common fields of both endpoints."""
 
     without_effect: ClassVar = {
@@ -205,14 +205,14 @@ class AskBody(Body):
     shift: bool | None = None
 
 
-class OllamaChatBody(AskBody):
+class OllamaChatBody(GenerationBody):
     """The body of ``POST /api/chat``."""
 
     messages: Messages = None
     tools: ToolObjects = None
 
 
-class OllamaGenerateBody(AskBody):
+class OllamaGenerateBody(GenerationBody):
     """The body of ``POST /api/generate``."""
 
     prompt: str | None = None
@@ -227,20 +227,20 @@ class OllamaGenerateBody(AskBody):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest(ConversationRequest):
     reply: Reply
-    began: float  # seconds of `time.perf_counter`
+    started_at: float  # seconds of `time.perf_counter`
     raw: bool = False  # the only message is the prompt, without a template
-    suffix: str = ""  # with one, the prompt is the text before the gap
+    suffix: str = ""  # for infill: the text after the gap
     context: Sequence[int] = ()  # tokens before the prompt
 
     @property
-    def loads(self) -> bool:
-        """Whether nothing is to be generated: the model is only loaded, or freed."""
+    def only_loads(self) -> bool:
+        """Return whether the model is only loaded or unloaded, without generation."""
         return not self.conversation.messages
 
     def generation(self, context: Context) -> Generation:
-        loaded, model = time.perf_counter(), context.model
+        loaded_at, model = time.perf_counter(), context.model
         reply = self.reply if self.reply.model else replace(self.reply, model=model.spec.id)
-        if self.conversation.thinking.wanted and not can_think(model.template):
+        if self.conversation.reasoning.enabled and not can_think(model.template):
             raise invalid("think", f"{reply.model!r} does not support thinking")
         request_id = f"ollama-{random_id()}"
         parser: NewParser = plain_parser
@@ -250,43 +250,45 @@ class OllamaRequest(ConversationRequest):
             output, request = self.prepare(context, request_id, self.conversation)
             request, parser = _after_context(request, self.context, model), output.parser
         has_context = not (self.raw or reply.chat)
-        prompt = [token for token in request.prompt if token >= 0] if has_context else None  # media can't be sent back
-        return Generation([request], OllamaWriter(reply, parser, began=self.began, loaded=loaded, prompt=prompt))
+        # Clients can't send media tokens back.
+        prompt = [token for token in request.prompt if token >= 0] if has_context else None
+        writer = OllamaWriter(reply, parser, started_at=self.started_at, loaded_at=loaded_at, prompt=prompt)
+        return Generation([request], writer)
 
     def _raw_request(self, context: Context, request_id: str) -> Request:
-        """Return the request for a prompt without a template, or for the gap between it and a suffix."""
+        """Return the request for a prompt without a template, or for infill between the prompt and a suffix."""
         (message,), model = self.conversation.messages, context.model
         if self.suffix:
             prefix = model.vocab.tokenize(message.text, add_special=False, parse_special=False)
             tokens = MediaPrompt(suffix_prompt(model, prefix, self.suffix))
         else:
-            refuse_unseen([message], can_show(model))
+            reject_unsupported_media([message], can_show(model))
             parts = [part.text if isinstance(part, TextPart) else part for part in message.parts]
             tokens = read_parts(parts, model, context.media)
-        shape = self.conversation.shape or model.spec.shape
-        constraint = None if shape is None else shape.constraint(model.grammar)
+        response_format = self.conversation.response_format or model.spec.shape
+        constraint = None if response_format is None else response_format.constraint(model.grammar)
         (request,) = self.requests(context, request_id, [tokens], constraint)
         return request
 
 
 def parse_chat(given: dict[str, Any]) -> OllamaRequest:
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     body = parse(OllamaChatBody, given)
     listed = [] if body.messages is None else as_array(body.messages, "messages")
-    waiting: list[Call] = []  # calls without a result so far
+    unanswered: list[Call] = []  # calls without a result
     if len(listed) > MAX_MESSAGES:
         raise invalid("messages", f"must have at most {MAX_MESSAGES} messages")
-    messages = [_message(message, f"messages.{index}", waiting) for index, message in enumerate(listed)]
+    messages = [_message(message, f"messages.{index}", unanswered) for index, message in enumerate(listed)]
     tools, warnings = body.tools, list[str]()
-    if isinstance(tools, list):  # clients leave out that a tool is a function
-        tools = [_typed({"type": "function", **tool}) if isinstance(tool, dict) else tool for tool in tools]
-    found = ChatTools(tools).finish(None, None, warnings)
-    return _request(body, began, messages, found, warnings=unused_fields(given, OllamaChatBody, warnings))
+    if isinstance(tools, list):  # the official client omits the type
+        tools = [_with_type_lists({"type": "function", **tool}) if isinstance(tool, dict) else tool for tool in tools]
+    parsed = ChatTools(tools).finish(None, None, warnings)
+    return _request(body, started_at, messages, parsed, warnings=unused_fields(given, OllamaChatBody, warnings))
 
 
 def parse_generate(given: dict[str, Any]) -> OllamaRequest:
-    """Return the request; a prompt is a user message unless it is raw or the prefix of a gap."""
-    began = time.perf_counter()
+    """Parse the body. The prompt becomes a user message unless it is raw or has a suffix."""
+    started_at = time.perf_counter()
     body = parse(OllamaGenerateBody, given)
     if body.template:
         reason = "Ollama's templates can't be rendered here; leave it out, or send the whole prompt with raw"
@@ -301,7 +303,7 @@ def parse_generate(given: dict[str, Any]) -> OllamaRequest:
     system = [Message("system", body.system)] if body.system and not raw else []
     return _request(
         body,
-        began,
+        started_at,
         [*system, user] if user.content or body.suffix else [],
         Tools(),
         at="prompt",
@@ -313,18 +315,23 @@ def parse_generate(given: dict[str, Any]) -> OllamaRequest:
 
 
 def _request(
-    body: AskBody, began: float, messages: Sequence[Message], tools: Tools, at: str = "messages", **more: Any
+    body: GenerationBody,
+    started_at: float,
+    messages: Sequence[Message],
+    tools: Tools,
+    at: str = "messages",
+    **more: Any,
 ) -> OllamaRequest:
-    """Return the request of a body of either endpoint."""
+    """Return the request for a body of either endpoint."""
     options, think = body.options or Options(), body.think
     limit = options.num_predict
-    thinking = ReasoningSettings(None if think is None else bool(think), think if isinstance(think, str) else "")
-    conversation = Conversation(tuple(messages), tools, thinking, _shape(body.format), messages_at=at)
+    reasoning = ReasoningSettings(None if think is None else bool(think), think if isinstance(think, str) else "")
+    conversation = Conversation(tuple(messages), tools, reasoning, _response_format(body.format), messages_at=at)
     return OllamaRequest(
         options=GenerationFields.of(
             options,
             model=body.model or None,
-            sse_ping_interval=0,  # an empty line is none that clients could read
+            sse_ping_interval=0,  # clients can't parse an empty line
             n_keep=options.num_keep,
             n_predict=None if limit is None else max(limit, -1),
             stream=body.stream is not False,
@@ -334,12 +341,12 @@ def _request(
         reply=Reply(body.model or "", chat=isinstance(body, OllamaChatBody)),
         keep_alive_s=body.keep_alive,
         logprobs=Logprobs(bool(body.logprobs), (body.top_logprobs or 0) if body.logprobs else 0),
-        began=began,
+        started_at=started_at,
         **more,
     )
 
 
-def _shape(given: object) -> ResponseFormat | None:
+def _response_format(given: object) -> ResponseFormat | None:
     if given is None or given == "":
         return None
     if given == "json":
@@ -350,7 +357,7 @@ def _shape(given: object) -> ResponseFormat | None:
 
 
 def _after_context(request: Request, context: Sequence[int], model: LoadedModel) -> Request:
-    """Return the prompt after the tokens of ``context``. Raises `InvalidRequest` for one past the vocabulary."""
+    """Prepend the tokens of ``context`` to the prompt. Raises `InvalidRequest` for ids outside of the vocabulary."""
     if not context:
         return request
     for index, token in enumerate(context):

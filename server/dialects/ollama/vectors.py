@@ -1,4 +1,4 @@
-"""``POST /api/embed``, and ``/api/embeddings``, which was before it: one text and its vector as the model gives it."""
+"""``POST /api/embed``, and the older ``/api/embeddings``, which has one text and returns its vector unnormalized."""
 
 import time
 from collections.abc import Sequence
@@ -42,48 +42,48 @@ class OldEmbedBody(Body):
 
 
 def read_embed(given: dict[str, Any]) -> VectorRequest:
-    began, body = time.perf_counter(), parse(EmbedBody, given)
+    started_at, body = time.perf_counter(), parse(EmbedBody, given)
     texts, dimensions = _texts(body.input), body.dimensions or 0
 
     def job(model: LoadedModel, _: LoadedMedia) -> VectorJob:
-        loaded = time.perf_counter()
+        loaded_at = time.perf_counter()
         check_dimensions(dimensions, model.embedder.info.n_embd)
         inputs = _inputs(texts, model, truncate=body.truncate is not False)
 
         def reply(found: Sequence[Vectors]) -> bytes:
             rows = [vectors[:, : dimensions or None] for vectors in found]
-            return _written(
+            return _serialized(
                 {
                     "model": body.model or model.spec.id,
                     "embeddings": [np.ascontiguousarray(normalized(row, EUCLIDEAN)[0]) for row in rows],
-                    "total_duration": int(1e9 * (time.perf_counter() - began)),
-                    "load_duration": int(1e9 * (loaded - began)),
+                    "total_duration": int(1e9 * (time.perf_counter() - started_at)),
+                    "load_duration": int(1e9 * (loaded_at - started_at)),
                     "prompt_eval_count": sum(map(len, inputs)),
                 }
             )
 
         return VectorJob(inputs, reply)
 
-    empty = b"" if texts else _written({"model": body.model or "", "embeddings": []})
+    empty = b"" if texts else _serialized({"model": body.model or "", "embeddings": []})
     warnings = unused_fields(given, EmbedBody)
     return VectorRequest(body.model or None, job, warnings, keep_alive_s=body.keep_alive, empty=empty)
 
 
 def read_old_embed(given: dict[str, Any]) -> VectorRequest:
-    """Parse the older body. Its text is never truncated, and its vector has not the length one."""
+    """Parse the body of ``/api/embeddings``. The text is not truncated, and the vector is not normalized."""
     body = parse(OldEmbedBody, given)
     text = body.prompt or ""
 
     def job(model: LoadedModel, _: LoadedMedia) -> VectorJob:
         inputs = _inputs([text], model, truncate=False)
-        return VectorJob(inputs, lambda found: _written({"embedding": np.ascontiguousarray(found[0][0])}))
+        return VectorJob(inputs, lambda found: _serialized({"embedding": np.ascontiguousarray(found[0][0])}))
 
-    empty = b"" if text else _written({"embedding": []})
+    empty = b"" if text else _serialized({"embedding": []})
     warnings = unused_fields(given, OldEmbedBody)
     return VectorRequest(body.model or None, job, warnings, keep_alive_s=body.keep_alive, empty=empty)
 
 
-def _written(reply: Json) -> bytes:
+def _serialized(reply: Json) -> bytes:
     return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -98,7 +98,7 @@ def _inputs(texts: Sequence[str], model: LoadedModel, *, truncate: bool) -> list
 
 
 def _tokens(text: str, model: LoadedModel, longest: int | None) -> list[int]:
-    """Return the text's tokens; of more than `longest` the first, and the token that ends texts."""
+    """Return the tokens of a text, truncated to `longest`. The end token, if the vocabulary adds one, stays."""
     vocab = model.vocab
     tokens = vocab.tokenize(text, add_special=True, parse_special=True)
     if longest is None or len(tokens) <= longest:
@@ -108,7 +108,7 @@ def _tokens(text: str, model: LoadedModel, longest: int | None) -> list[int]:
 
 
 def _texts(value: object) -> list[str]:
-    """Return one text or a list of them; an empty text alone is none, as in Ollama."""
+    """Return the texts of ``input``. A single empty text counts as none, as in Ollama."""
     if value is None or value == "":
         return []
     if isinstance(value, str):

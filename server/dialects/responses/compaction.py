@@ -1,7 +1,7 @@
-"""``POST /v1/responses/compact``: a conversation as one opaque item that replaces it in later requests.
+"""``POST /v1/responses/compact``: replaces a conversation by one opaque item for later requests.
 
-The model summarizes the conversation. The item holds the summary and the newest messages of the user, encrypted as
-reasoning is (`server.dialects.reasoning_cipher`). A client can keep it for as long as it likes and cannot change it.
+The model summarizes the conversation. The item contains the summary and the user's newest messages, encrypted like
+reasoning (`server.dialects.reasoning_cipher`). So clients store it, but cannot change it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from server.errors import invalid
 
 MAX_SUMMARY_TOKENS = 2048
 MAX_KEPT_CHARS = 16_000
-"""Characters of the user's newest messages that an item repeats word by word."""
+"""Maximum characters of the user's newest messages, which an item repeats verbatim."""
 _INSTRUCTION = (
     "Summarize this conversation for an assistant that sees only the summary: the user's goals and limits, decisions, "
     "facts, files, results of tools, next steps. Write only the summary."
@@ -26,7 +26,7 @@ _DROPPED = ("background", "context_management", "conversation", "response_format
 
 
 def compaction_body(given: Mapping[str, Any]) -> Json:
-    """Return the body of the response that writes the summary. Raises `InvalidRequest`."""
+    """Return the body of the request for the summary. Raises `InvalidRequest`."""
     items = given.get("input")
     if items is None and not given.get("previous_response_id"):
         raise invalid("input", "'input' is required")
@@ -34,12 +34,12 @@ def compaction_body(given: Mapping[str, Any]) -> Json:
         items = [{"role": "user", "content": items}]
     if isinstance(items, list) or items is None:
         items = [*(items or []), {"role": "user", "content": _INSTRUCTION}]
-    kept = {name: value for name, value in given.items() if name not in _DROPPED}
-    return {"max_output_tokens": MAX_SUMMARY_TOKENS, **kept, "input": items, "tool_choice": "none", "store": False}
+    fields = {name: value for name, value in given.items() if name not in _DROPPED}
+    return {"max_output_tokens": MAX_SUMMARY_TOKENS, **fields, "input": items, "tool_choice": "none", "store": False}
 
 
 def compacted(response: Any, *, messages: Sequence[Message], cipher: ReasoningCipher) -> Json:
-    """Return the reply, from the `response` with the summary of `messages`, of which the last asks for it."""
+    """Return the reply. `response`: contains the summary of `messages`, the last of which is the instruction."""
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     summary = "".join(part["text"] for part in parts if part["type"] == "output_text").strip()
     content = orjson.dumps({"summary": summary, "messages": _newest(messages[:-1])}).decode()
@@ -58,8 +58,8 @@ def compacted(response: Any, *, messages: Sequence[Message], cipher: ReasoningCi
 
 
 def _newest(messages: Sequence[Message]) -> list[str]:
-    """Return the user's newest messages, as many as an item may repeat, without earlier summaries."""
-    kept: list[str] = []
+    """Return the user's newest messages, up to the limit of an item, without earlier summaries."""
+    newest: list[str] = []
     left = MAX_KEPT_CHARS
     for message in reversed(messages):
         if message.role != "user" or message.text.startswith(_OPENING):
@@ -67,15 +67,15 @@ def _newest(messages: Sequence[Message]) -> list[str]:
         left -= len(message.text)
         if left < 0:
             break
-        kept.append(message.text)
-    return kept[::-1]
+        newest.append(message.text)
+    return newest[::-1]
 
 
 def compacted_text(content: str) -> str:
-    """Return the decrypted content of a compaction item as the message that the model is shown."""
-    found = orjson.loads(content)
-    words = [f"{_OPENING}\n{found['summary']}"]
-    if found["messages"]:
-        words.append("The user's last messages in it, word by word:")
-        words += [f"<message>\n{each}\n</message>" for each in found["messages"]]
-    return "\n\n".join(words)
+    """Convert the decrypted content of a compaction item to the text of a message."""
+    compaction = orjson.loads(content)
+    texts = [f"{_OPENING}\n{compaction['summary']}"]
+    if compaction["messages"]:
+        texts.append("The user's last messages in it, word by word:")
+        texts += [f"<message>\n{each}\n</message>" for each in compaction["messages"]]
+    return "\n\n".join(texts)

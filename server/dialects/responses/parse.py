@@ -1,6 +1,6 @@
 """OpenAI's Responses API: parses the body to a `Conversation` and one engine request.
 
-llama.cpp's chat fields are accepted in addition to OpenAI's. `write` creates the response.
+llama.cpp's chat fields are accepted in addition to OpenAI's. `write` creates the reply.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from server.chat.prepare import Output
 from server.chat.truncation import fits, truncated
 from server.dialects.chat.parse import chat_logprobs
 from server.dialects.common import Header, Json, random_id
-from server.dialects.constraints import read_shape
+from server.dialects.constraints import read_response_format
 from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.fields import (
     Body,
@@ -25,19 +25,19 @@ from server.dialects.fields import (
     Format,
     Input,
     Objects,
-    Refused,
+    Unsupported,
     Whole,
     field_error,
     parse,
     refuse_deep,
 )
 from server.dialects.generation import MAX_TOP_LOGPROBS, ChatFields, ConversationRequest, Logprobs
-from server.dialects.mcp import GivenCalls, ServerTools, ToolRequest
+from server.dialects.mcp import ApprovedCallsParser, ServerTools, ToolRequest
 from server.dialects.reasoning_cipher import NO_CIPHER, ReasoningCipher
 from server.dialects.responses.input import NO_HISTORY, History, item_to_store, read_input
 from server.dialects.responses.tools import ApprovedCall, ResponseTools, list_item
 from server.dialects.responses.write import EARLY_PING, ResponseWriter, failed_early
-from server.dialects.warnings import shown, unused_fields
+from server.dialects.warnings import quoted, unused_fields
 from server.engine.request import Request, SamplingParams
 from server.errors import invalid
 
@@ -46,7 +46,7 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 _INCLUDES = (
     *(LOGPROBS, ENCRYPTED_REASONING),
-    # of tools and input that no response here has
+    # without effect: for tools and inputs that responses of this server do not have
     *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
     *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
@@ -79,7 +79,7 @@ class ConversationParam(Body):
 
 
 class ResponsesBody(ChatFields):
-    """The body of ``POST /v1/responses``: OpenAI's fields, and llama.cpp's of a chat."""
+    """The body of ``POST /v1/responses``: OpenAI's fields, and llama.cpp's chat fields."""
 
     without_effect: ClassVar = {"context_management": ([], "the conversation stays as it is sent")}
     input: Input = None
@@ -96,30 +96,30 @@ class ResponsesBody(ChatFields):
     truncation: Literal["disabled", "auto"] | None = None
     background: bool | None = None
     conversation: str | ConversationParam | None = None
-    prompt: Refused = None
+    prompt: Unsupported = None
     context_management: Objects = None
     generate: bool | None = None
 
     @property
     def stored(self) -> bool:
-        """Whether the client may retrieve the response later; true by default, as at OpenAI."""
+        """Return whether the client may retrieve the response later; true by default, as in OpenAI's API."""
         return self.store is not False
 
     @property
     def summary(self) -> str | None:
-        """Return the requested kind of reasoning summary."""
+        """Return the requested type of reasoning summary, None for no summary."""
         reasoning = self.reasoning or ReasoningOptions()
         given = reasoning.summary or reasoning.generate_summary
         return None if given == "none" else given
 
     @property
     def encrypts_reasoning(self) -> bool:
-        """Return whether reasoning items have ``encrypted_content``: the client requests it, or stores items itself."""
+        """Return whether reasoning items have ``encrypted_content``: if requested, or if the response is not stored."""
         return not self.stored or ENCRYPTED_REASONING in (self.include or ())
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation that the response continues and is added to."""
+        """Return the id of the conversation that the response continues."""
         given = self.conversation
         return given.id if isinstance(given, ConversationParam) else given
 
@@ -136,20 +136,20 @@ Store = Callable[[Json, list[Json]], Awaitable[bool]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ToolRequest):
     options: ResponsesBody  # without input and tools
-    shown_tools: Sequence[Json]  # as the response repeats them
+    shown_tools: Sequence[Json]  # ``tools`` as the response repeats them
     history: History
     input_items: list[Json]  # as they are stored
-    approved: Sequence[ApprovedCall] = ()  # calls of MCP tools that are yet to be made
+    approved: Sequence[ApprovedCall] = ()  # approved calls of MCP tools without a result
     response_id: str = ""
     store: Store | None = None
 
     def approved_calls(self) -> list[Call]:
-        """Return the calls that the client has approved, by the model's names of their tools.
+        """Return the approved calls with the model's names of their tools.
 
-        Raises `InvalidRequest` for one whose server is not among the request's tools.
+        Raises `InvalidRequest` for a call whose MCP server or tool is not in the request.
         """
         tools = () if self.server_tools is None else self.server_tools.tools.items()
-        names = {(known.server.label, known.tool.name): name for name, known in tools}
+        names = {(tool.server.label, tool.tool.name): name for name, tool in tools}
         for each in self.approved:
             if (each.label, each.name) not in names:
                 raise invalid(each.at, "the request's tools lack the MCP server or the tool of the approved call")
@@ -159,7 +159,7 @@ class ResponseRequest(ToolRequest):
         approved = self.approved_calls()
         header = Header(context.model.spec.id, self.response_id or new_response_id())
         requests: list[Request] = []
-        parser: NewParser = partial(GivenCalls, approved)
+        parser: NewParser = partial(ApprovedCallsParser, approved)
         switch, prefilled = None, ""
         if not approved:
             output, request = self.prepare(context, header.id, self.conversation)
@@ -169,13 +169,13 @@ class ResponseRequest(ToolRequest):
         return Generation(requests, ResponseWriter(self, fields, parser, prefilled), switch)
 
     def prepare(self, context: Context, request_id: str, conversation: Conversation) -> tuple[Output, Request]:
-        """Prepare one round of generation, with ``truncation: auto`` without the oldest messages."""
-        limit, whole = self.options.max_output_tokens, ConversationRequest.prepare
-        output, request = whole(self, context, request_id, conversation)
+        """Prepare one round of generation. With ``truncation: auto``, drop the oldest messages if necessary."""
+        limit, prepare = self.options.max_output_tokens, ConversationRequest.prepare
+        output, request = prepare(self, context, request_id, conversation)
         if self.options.truncation != "auto" or fits(len(request.prompt), context.model.engine.n_ctx_seq, limit):
             return output, request
         conversation = truncated(conversation, context.model, context.media, limit)
-        return whole(self, context, request_id, conversation)
+        return prepare(self, context, request_id, conversation)
 
 
 def parse_response(
@@ -184,9 +184,7 @@ def parse_response(
     cipher: ReasoningCipher = NO_CIPHER,
     mcp: ServerTools | None = None,
 ) -> ResponseRequest:
-    """Parse the body. `history`: the earlier items. `cipher`: encrypts and decrypts reasoning. `mcp`: the tools of MCP
-    servers.
-    """
+    """Parse the body. `history`: stored items. `cipher`: encrypts and decrypts reasoning. `mcp`: MCP servers' tools."""
     body = parse(ResponsesBody, given)
     refuse_deep(given)
     if body.prompt:
@@ -196,48 +194,52 @@ def parse_response(
     form = None if body.text is None else body.text.format
     if form is not None and body.response_format:
         raise invalid("text.format", "can't be used together with response_format")
-    shape = read_shape(body) if form is None else read_shape(body, form, at="text.format", flat=True)
+    if form is None:
+        response_format = read_response_format(body)
+    else:
+        response_format = read_response_format(body, form, at="text.format", flat=True)
     if body.n_choices != 1:
         raise field_error("n" if body.n_cmpl is None else "n_cmpl", "a response has one choice")
     reader = ResponseTools(body.tools, None if mcp is None else mcp.functions)
-    read = read_input(body.input, history, tools=reader, cipher=cipher)
+    parsed = read_input(body.input, history, tools=reader, cipher=cipher)
     if mcp is not None:
         mcp.left_calls = body.max_tool_calls
     include, warnings = body.include or (), list[str]()
     if body.summary == "concise":
         warnings.append("reasoning.summary is the whole reasoning: it is not made shorter")
-    warnings += (f"include {shown(name)} is ignored: it is not known here" for name in include if name not in _INCLUDES)
+    unknown = (name for name in include if name not in _INCLUDES)
+    warnings += (f"include {quoted(name)} is ignored: it is not known here" for name in unknown)
     tools = reader.finish(body.tool_choice, body.parallel_tool_calls, warnings)
-    # A response's instructions come first and hold for that response only, so the history has none.
-    messages = [Message("system", body.instructions), *read.messages] if body.instructions else read.messages
+    # Instructions apply only to one response, so stored items do not contain them.
+    messages = [Message("system", body.instructions), *parsed.messages] if body.instructions else parsed.messages
     if not messages:
         raise invalid("input", "must have at least one item")
     logprobs = chat_logprobs(body, body.logprobs, None)
     if body.top_logprobs or LOGPROBS in include:
         logprobs = Logprobs(True, body.top_logprobs or 0)
-    options = body.model_copy(update=_replaced(body))
-    conversation = options.as_conversation(messages, tools, shape, at="input")
+    options = body.model_copy(update=_changed_options(body))
+    conversation = options.as_conversation(messages, tools, response_format, at="input")
     return ResponseRequest(
         options=options,
         media=conversation.media,
-        warnings=unused_fields(given, ResponsesBody, [*warnings, *read.warnings]),
+        warnings=unused_fields(given, ResponsesBody, [*warnings, *parsed.warnings]),
         conversation=conversation,
         logprobs=logprobs,
         names=reader.names,
         shown_tools=reader.shown,
         history=history,
         cipher=cipher,
-        input_items=list(map(item_to_store, read.items)),
-        approved=tuple(read.approved.values()),
+        input_items=list(map(item_to_store, parsed.items)),
+        approved=tuple(parsed.approved.values()),
         server_tools=mcp,
         listings=[] if mcp is None else [list_item(each) for each in mcp.requested if each.is_listed],
     )
 
 
-def _replaced(body: ResponsesBody) -> Json:
-    """Return the fields that differ in the options: a chat's names for the limits, and nothing of the input."""
+def _changed_options(body: ResponsesBody) -> Json:
+    """Return the fields that the options change: limits under the names of chats, and no input."""
     fields: Json = dict.fromkeys(("input", "tools"))
-    if body.generate is False:  # only compute the prompt for the next request (Codex)
+    if body.generate is False:  # Codex: only prefill, for the next request
         fields["n_predict"] = 0
     elif body.max_output_tokens is not None:
         fields["n_predict"] = body.max_output_tokens
@@ -251,7 +253,7 @@ def new_response_id() -> str:
 
 
 def response_fields(parsed: ResponseRequest, header: Header, defaults: SamplingParams | None = None) -> Json:
-    """Return the request's fields as OpenAI's response object repeats them. `defaults`: the model's, if it is known."""
+    """Return the fields of the request that the response repeats. `defaults`: the model's, if it is loaded."""
     body, text = parsed.options, parsed.options.text or TextOptions()
     verbosity = {"verbosity": text.verbosity} if text.verbosity else {}
     return {

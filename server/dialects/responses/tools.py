@@ -1,13 +1,14 @@
-"""``tools`` of OpenAI's Responses, those of MCP servers among them.
+"""``tools`` of OpenAI's Responses, including MCP servers.
 
 A function of a ``namespace`` is named ``namespace__name`` for the model; its calls have the function's own name and
-``namespace`` (Codex 0.169 answers a name alone with "unsupported call"). The namespace ``functions`` is OpenAI's word
-for none, so it has no prefix. A ``custom`` tool is a function with one string, ``input``; a type such as ``shell`` is a
-function of `tool_types`. Other types are omitted with a warning, and are only an error if ``tool_choice`` names one.
+``namespace`` (Codex 0.169 rejects a name without it as "unsupported call"). In OpenAI's API the namespace
+``functions`` means none, so it adds no prefix. A ``custom`` tool is a function with one string, ``input``; a type such
+as ``shell`` is a function of `tool_types`. Other types are dropped with a warning, and are only an error if
+``tool_choice`` names one.
 
 An entry of type ``mcp`` names a server, whose tools are functions for the model. In the reply their calls are
-``mcp_call`` items, or ``mcp_approval_request`` if the client wants to approve a call first. ``web_search`` is such a
-server if the operator configured one for it.
+``mcp_call`` items, or ``mcp_approval_request`` if the client must approve a call first. ``web_search`` is such a server
+if the operator configured one for it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -52,16 +53,16 @@ _CALLABLE = ("function", "custom")
 
 
 class ResponseTools(ToolReader):
-    """Reads ``tools`` of a response, and those among its items. ``shown``: the tools as the response repeats them."""
+    """Parses ``tools`` of a body, and tools in its items. ``shown``: the tools as the response repeats them."""
 
     def __init__(self, given: object = None, servers: ServerFunctions | None = None) -> None:
         super().__init__(given, servers)
-        self.shown = [_shown(entry) for entry, _ in entries(given, "tools")]
+        self.shown = [_repeated(entry) for entry, _ in entries(given, "tools")]
 
     @property
     def client_searches(self) -> bool:
-        """Whether the client searches deferred tools: nothing else would ever load them."""
-        return any(known.type is RESPONSES["tool_search"] for known in self.names.values())
+        """Return whether the client searches deferred tools, which nothing else would load."""
+        return any(name.type is RESPONSES["tool_search"] for name in self.names.values())
 
     def read(self, entry: dict[str, Any], path: str) -> Iterator[ReadTool]:
         kind = entry.get("type")
@@ -76,27 +77,32 @@ class ResponseTools(ToolReader):
         else:
             self.omit(kind)
 
-    def _function(self, entry: Mapping[str, Any], path: str, namespace: str = "", about: str = "") -> ReadTool:
-        tool = self.function(entry, path, namespace=namespace, about=about, custom=entry["type"] == "custom")
+    def _function(self, entry: Mapping[str, Any], path: str, namespace: str = "", description: str = "") -> ReadTool:
+        tool = self.function(
+            entry,
+            path,
+            namespace=namespace,
+            namespace_description=description,
+            custom=entry["type"] == "custom",
+        )
         return tool, f"{path}.name", entry.get("defer_loading") is True
 
     def _namespace(self, namespace: Mapping[str, Any], path: str) -> Iterator[ReadTool]:
-        name, about = name_and_description(namespace, path)
+        name, description = name_and_description(namespace, path)
         for entry, at in entries(namespace.get("tools"), f"{path}.tools"):
             if entry.get("type") not in _CALLABLE:
                 self.omit(str(entry.get("type")))
                 continue
-            yield self._function(entry, at, name, about)
-            about = ""  # reported once, with the first of them
+            yield self._function(entry, at, name, description)
+            description = ""  # only for the first function
 
     def _of_type(self, entry: Mapping[str, Any], row: ToolType, path: str) -> Tool:
-        """Return the function for a type of `tool_types`, with the entry's description."""
+        """Return the function for a type of `tool_types`, with the entry's description and parameters if allowed."""
         tool = Tool(row.name, row.description, row.parameters, at=path)
         if row.open:
-            given = function_tool(entry, path, *name_and_description({**entry, "name": row.name}, path))
-            described = given.description or row.description
-            parameters = row.parameters if entry.get("parameters") is None else given.parameters
-            tool = replace(given, description=described, parameters=parameters)
+            own = function_tool(entry, path, *name_and_description({**entry, "name": row.name}, path))
+            parameters = row.parameters if entry.get("parameters") is None else own.parameters
+            tool = replace(own, description=own.description or row.description, parameters=parameters)
         environment = entry.get("environment")
         if isinstance(environment, dict) and environment.get("skills"):
             skills = json_text(environment["skills"])
@@ -106,7 +112,7 @@ class ResponseTools(ToolReader):
 
 
 def _client_executes(entry: Mapping[str, Any], kind: str, path: str) -> bool:
-    """Return whether the client executes the tool. A search, and a shell in a container, may be the server's."""
+    """Return whether the client executes the tool. A search, or a shell in a container, may run on the server."""
     if kind == "tool_search":
         return entry.get("execution") == "client"
     if kind != "shell" or entry.get("environment") is None:
@@ -114,37 +120,39 @@ def _client_executes(entry: Mapping[str, Any], kind: str, path: str) -> bool:
     return as_object(entry["environment"], f"{path}.environment").get("type") == "local"
 
 
-def _shown(entry: Json) -> Json:
-    """Return an entry of ``tools`` as a reply repeats it and as it is stored: without secrets.
-
-    Secrets may be in headers, in an unknown field, and in a URL's path or query: as at OpenAI, only its origin is left.
-    """
+def _repeated(entry: Json) -> Json:
+    """Return an entry of ``tools`` as it is repeated and stored: with defaults, and without secrets."""
     if entry.get("type") == "function":
-        said = {"description": entry.get("description") or "", "parameters": entry.get("parameters") or NO_PARAMETERS}
-        return {**entry, **said, "strict": entry.get("strict") is not False}
+        parameters = entry.get("parameters") or NO_PARAMETERS
+        fields = {"description": entry.get("description") or "", "parameters": parameters}
+        return {**entry, **fields, "strict": entry.get("strict") is not False}
     return without_secrets(entry)
 
 
 def without_secrets(entry: Json) -> Json:
-    """Return a tool without the secrets of an MCP server, also if it is in a namespace."""
+    """Return a tool without secrets of an MCP server, also inside a namespace.
+
+    Secrets may be in headers, in unknown fields, and in the path or query of a URL. As in OpenAI's API, only the origin
+    of the URL stays.
+    """
     if entry.get("type") == "namespace" and isinstance(entry.get("tools"), list):
         inner = [without_secrets(each) if isinstance(each, dict) else each for each in entry["tools"]]
         return {**entry, "tools": inner}
     if entry.get("type") != "mcp":
         return entry
-    own = {name: value for name, value in entry.items() if name in _SHOWN}
-    if url := own.get("server_url"):  # of a server that is left out, nothing was checked
+    own = {name: value for name, value in entry.items() if name in _WITHOUT_SECRETS}
+    if url := own.get("server_url"):  # not validated if the server was dropped
         own["server_url"] = origin_of(url) if isinstance(url, str) and is_web_url(url) else None
     return {**own, "headers": None}
 
 
 _SEARCH = "web_search"
-_SHOWN = ("type", "server_label", "server_url", "server_description", "allowed_tools", "require_approval")
+_WITHOUT_SECRETS = ("type", "server_label", "server_url", "server_description", "allowed_tools", "require_approval")
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovedCall:
-    """A call that the client has approved and that is yet to be made: an ``mcp_approval_request`` item."""
+    """An approved call that has not been made: the call of an ``mcp_approval_request`` item."""
 
     id: str
     label: str
@@ -162,9 +170,9 @@ def is_mcp(entry: object, web_search: str) -> bool:
 
 
 def read_mcp(tools: Sequence[Json], web_search: str, items: Iterable[object]) -> list[McpRequest]:
-    """Return the servers that ``tools`` name. Raises `InvalidRequest`.
+    """Return the MCP servers in ``tools``. Raises `InvalidRequest`.
 
-    `items`: the conversation's, of which those of the type ``mcp_list_tools`` list tools.
+    `items`: those of the conversation. ``mcp_list_tools`` items have the tools of a server.
     """
     known = {}
     for item in items:
@@ -172,8 +180,8 @@ def read_mcp(tools: Sequence[Json], web_search: str, items: Iterable[object]) ->
             case {"type": "mcp_list_tools", "server_label": str(label), **more} if not more.get("error"):
                 known[label] = tools_of(more.get("tools"))
     found: list[McpRequest] = []
-    for place, entry in enumerate(tools):
-        at = f"tools.{place}"
+    for index, entry in enumerate(tools):
+        at = f"tools.{index}"
         if not is_mcp(entry, web_search):
             continue
         if entry["type"] != "mcp":
@@ -189,7 +197,7 @@ def read_mcp(tools: Sequence[Json], web_search: str, items: Iterable[object]) ->
                 *(given.server_label, at, f"{at}.server_label", given.server_url, f"{at}.server_url"),
                 with_token(given.headers, given.authorization),
                 given.server_description,
-                given.allowed_tools.fits,
+                given.allowed_tools.matches,
                 given.require_approval,
                 known.get(given.server_label),
                 is_listed=given.server_label not in known,
@@ -216,14 +224,14 @@ class McpToolParam(Body):
     ] = Field(default_factory=Approval)
 
 
-def list_item(given: McpRequest) -> Json:
-    """Return the ``mcp_list_tools`` item of a server."""
+def list_item(server: McpRequest) -> Json:
+    """Return the ``mcp_list_tools`` item of an MCP server."""
     return {
         "id": f"mcpl_{random_id()}",
         "type": "mcp_list_tools",
-        "server_label": given.label,
-        "tools": [shown_tool(tool) | {"annotations": tool.annotations} for tool in given.tools],
-        "error": None if given.fault is None else f"the tools could not be listed: {given.fault.message}",
+        "server_label": server.label,
+        "tools": [shown_tool(tool) | {"annotations": tool.annotations} for tool in server.tools],
+        "error": None if server.fault is None else f"the tools could not be listed: {server.fault.message}",
     }
 
 

@@ -1,11 +1,12 @@
-"""Write the ``response`` object, with OpenAI's and llama-server's fields, whole or as typed events::
+"""Writes a ``response`` object with OpenAI's and llama-server's fields, whole or as typed events::
 
     event: response.output_text.delta
     data: {"type": "response.output_text.delta", "sequence_number": 4, "item_id": "msg_x", ..., "delta": "Hi"}
 
-The order is OpenAI's: ``response.created``, ``response.in_progress``; for each item ``response.output_item.added``, its
-part and deltas, what is done; at the end ``response.completed`` or ``response.incomplete``. There is no ``[DONE]``.
-llama-server's ``timings`` and ``prompt_progress`` are additional fields (server-task.cpp, to_json_oaicompat_resp).
+The order is OpenAI's: ``response.created``, ``response.in_progress``; for each item ``response.output_item.added``, the
+events of its part, ``response.output_item.done``; at the end ``response.completed`` or ``response.incomplete``. There
+is no ``[DONE]``. llama-server's ``timings`` and ``prompt_progress`` are additional fields (server-task.cpp,
+to_json_oaicompat_resp).
 """
 
 import time
@@ -34,13 +35,13 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class ItemType(NamedTuple):
-    """How items of a type are written."""
+    """The format of an item type."""
 
-    prefix: str  # of their ids
-    delta: str = ""  # of its events without ``.delta`` or ``.done``; "" for a call that is sent when it is complete
-    text: str = ""  # the member that has a call's text; of other items, the type of their only part
-    part: str = ""  # of that part's events without ``.added`` or ``.done``
-    number: str = ""  # their member that counts parts
+    prefix: str  # of the item's id
+    delta: str = ""  # event name without ``.delta`` or ``.done``; "" for a call that is sent when it is complete
+    text: str = ""  # the member with a call's text; for other items, the type of their only part
+    part: str = ""  # event name of this part without ``.added`` or ``.done``
+    number: str = ""  # the member with the index of the part
 
 
 ITEM_TYPES = {
@@ -52,7 +53,7 @@ ITEM_TYPES = {
     "mcp_approval_request": ItemType("mcpr_"),
     "compaction": ItemType("cmp_"),
 }
-"""Calls of other types are in `tool_types`."""
+"""Types of other calls are in `tool_types`."""
 _SUMMARY = ItemType(
     *("rs_", "response.reasoning_summary_text", "summary_text", "response.reasoning_summary_part", "summary_index")
 )
@@ -60,80 +61,78 @@ _KINDS = {Kind.TEXT: "message", Kind.REASONING: "reasoning", Kind.CALL: "functio
 
 
 class OutputItem:
-    """One output item. ``index``: its position in the output."""
+    """An output item. ``index``: its position in the output."""
 
-    def __init__(self, said: Item, index: int, writer: "ResponseWriter") -> None:
+    def __init__(self, item: Item, index: int, writer: "ResponseWriter") -> None:
         request = writer.request
-        self.said, self.index, self.request = said, index, request
-        self.client = request.names.get(said.name) or ClientName(said.name)
-        self.server_tool = writer.server_tools.get(said.name)
-        self.is_approved = said.id in writer.approved
-        self.outcome: Json | None = None  # the members that a call's outcome adds
-        self.is_call = said.kind is Kind.CALL
+        self.item, self.index, self.request = item, index, request
+        self.client = request.names.get(item.name) or ClientName(item.name)
+        self.server_tool = writer.server_tools.get(item.name)
+        self.is_approved = item.id in writer.approved
+        self.outcome: Json | None = None  # members for the result of a call
+        self.is_call = item.kind is Kind.CALL
         if self.is_call:
-            said.id = said.id or f"call_{random_id()}"
+            item.id = item.id or f"call_{random_id()}"
         self._encrypted: str | None = None
-        self.type = _KINDS[said.kind]
+        self.type = _KINDS[item.kind]
         if self.client.custom:
             self.type = "custom_tool_call"
         elif self.server_tool is not None:
-            waits = self.server_tool.needs_approval and not self.is_approved
-            self.type = "mcp_approval_request" if waits else "mcp_call"
+            needs_approval = self.server_tool.needs_approval and not self.is_approved
+            self.type = "mcp_approval_request" if needs_approval else "mcp_call"
         if self.client.type is not None:
             self.type, self.row = self.client.type.call, ItemType(self.client.type.prefix)
         else:
             summarizes = self.type == "reasoning" and request.options.summary is not None
             self.row = _SUMMARY if summarizes else ITEM_TYPES[self.type]
         self.id = self.row.prefix + random_id()
-        # The members of its events that say which item, and which part of it, they are about.
+        # The members of events that identify the item and its part.
         self.place: Json = {"item_id": self.id, "output_index": index} | ({} if self.is_call else {self.row.number: 0})
 
     def logprobs(self, tokens: Sequence[TokenLogprob]) -> list[Json]:
         return wire.probabilities(tokens, after_sampling=bool(self.request.options.post_sampling_probs))
 
     def part(self) -> Json:
-        """Return its only part; a call has none."""
-        part: Json = {"type": self.row.text, "text": self.said.text}
+        """Return the only part of an item that is no call."""
+        part: Json = {"type": self.row.text, "text": self.item.text}
         if self.type == "message":
-            part |= {"annotations": [], "logprobs": self.logprobs(self.said.logprobs)}
+            part |= {"annotations": [], "logprobs": self.logprobs(self.item.logprobs)}
         return part
 
     def body(self, status: ItemStatus) -> Json:
-        """Return the item as replies show it; one that has just begun has no content yet."""
-        item: Json = {"id": self.id, "type": self.type, "status": status}
-        if (row := self.client.type) is not None:  # it must not be executed unless it is complete
-            arguments = row.read(self.said.text) if status == "completed" else None
+        """Return the item for the reply. In progress, it has no content."""
+        body: Json = {"id": self.id, "type": self.type, "status": status}
+        if (row := self.client.type) is not None:  # an incomplete call must not be executed
+            arguments = row.read(self.item.text) if status == "completed" else None
             unfinished = status != "in_progress" and arguments is None
-            called = {"status": row.unfinished if unfinished else status, "call_id": self.said.id}
-            return item | called | row.body(arguments)
+            members = {"status": row.unfinished if unfinished else status, "call_id": self.item.id}
+            return body | members | row.body(arguments)
         if self.server_tool is not None:
             return self._server_call(self.server_tool, status)
         if self.is_call:
-            space = {"namespace": self.client.namespace} if self.client.namespace else {}
-            return item | {self.row.text: self.said.text, "call_id": self.said.id, "name": self.client.name} | space
+            namespace = {"namespace": self.client.namespace} if self.client.namespace else {}
+            return body | {self.row.text: self.item.text, "call_id": self.item.id, "name": self.client.name} | namespace
         parts = [] if status == "in_progress" else [self.part()]
         if self.type == "message":
-            return item | {"content": parts, "role": "assistant"}
+            return body | {"content": parts, "role": "assistant"}
         if self._encrypted is None and status != "in_progress" and self.request.options.encrypts_reasoning:
-            self._encrypted = self.request.cipher.encrypt(self.said.text)
-        shown = {"content": [], "summary": parts} if self.row is _SUMMARY else {"content": parts, "summary": []}
-        return item | shown | {"encrypted_content": self._encrypted}
+            self._encrypted = self.request.cipher.encrypt(self.item.text)
+        content = {"content": [], "summary": parts} if self.row is _SUMMARY else {"content": parts, "summary": []}
+        return body | content | {"encrypted_content": self._encrypted}
 
-    def _server_call(self, known: CallableTool, status: ItemStatus) -> Json:
-        """Return a call that this server makes or lets the client approve. A call without an outcome was not made."""
-        item: Json = {"id": self.id, "type": self.type, "arguments": self.said.text}
-        item |= {"name": known.tool.name, "server_label": known.server.label}
+    def _server_call(self, tool: CallableTool, status: ItemStatus) -> Json:
+        """Return a call that this server makes, or an approval request. A call without an outcome was not made."""
+        body: Json = {"id": self.id, "type": self.type, "arguments": self.item.text}
+        body |= {"name": tool.tool.name, "server_label": tool.server.label}
         if self.type == "mcp_approval_request":
-            return item
-        item["status"] = "incomplete" if status == "completed" else status
-        item["approval_request_id"] = self.said.id if self.is_approved else None
-        return item | (self.outcome or {"output": None, "error": None})
+            return body
+        body["status"] = "incomplete" if status == "completed" else status
+        body["approval_request_id"] = self.item.id if self.is_approved else None
+        return body | (self.outcome or {"output": None, "error": None})
 
 
 def response_body(fields: Json, status: str, output: Sequence[Json] = (), *, stored: bool = True) -> Json:
-    """Return a response object. `fields`: the members that repeat the request. `stored`: whether the client may
-    retrieve it.
-    """
+    """Return a response object. `fields`: members that repeat the request. `stored`: the client may retrieve it."""
     return {
         **fields,
         "object": "response",
@@ -150,8 +149,8 @@ def response_body(fields: Json, status: str, output: Sequence[Json] = (), *, sto
 class ResponseWriter(RoundWriter["ResponseRequest"]):
     """Writes a response.
 
-    White space between items is dropped. `fields`: the members that every state of the response repeats. `prefill`: the
-    content that the prompt has begun, which the output repeats.
+    White space between items is dropped. `fields`: members that are the same in every state of the response. `prefill`:
+    content at the end of the prompt, which the output repeats.
     """
 
     def __init__(self, request: "ResponseRequest", fields: Json, parser: NewParser, prefill: str = "") -> None:
@@ -159,20 +158,20 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         approved = frozenset(call.id for call in request.approved) or None
         super().__init__(request, fields["id"], input_parser(parser, self._custom), approved)
         self._inputs = request.input_items
-        if prefill:  # the output repeats the message that it continues
+        if prefill:  # the output repeats the continued message
             self.conversation = replace(self.conversation, messages=self.conversation.messages[:-1])
             self._inputs = self._inputs[:-1]
         self._fields, self._prefill = fields, prefill
-        self._before = [*request.listings]  # the finished items before this round
+        self._before = [*request.listings]  # the output before this round
         self._items: list[OutputItem] = []  # of this round
-        self._shown: dict[int, OutputItem] = {}  # by the identity of the message's item
-        self._blank: list[Delta] = []  # white space that a text has begun with
+        self._by_item: dict[int, OutputItem] = {}  # by the id() of the assembler's item
+        self._blank: list[Delta] = []  # white space at the start of a text
         self._n_events = 0
         self._open: OutputItem | None = None
 
     @cached_property
     def final(self) -> Json:
-        incomplete = self.is_cut_off and self.request.options.generate is not False
+        incomplete = self.is_truncated and self.request.options.generate is not False
         body = self._response("incomplete" if incomplete else "completed", [*self._before, *self._finished_items()])
         details = {"reason": "max_output_tokens"} if incomplete else None
         return body | {
@@ -185,13 +184,13 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         return response_body(self._fields, status, output, stored=self.request.options.stored)
 
     def _finished_items(self) -> list[Json]:
-        """Return every item of the round; if a limit cut the round off, the last one is incomplete."""
+        """Return the items of the round. If a limit truncated the round, the last item is incomplete."""
         last = self._last_status
         return [item.body("completed" if item is not self._items[-1] else last) for item in self._items]
 
     @property
     def _last_status(self) -> ItemStatus:
-        return "incomplete" if self.is_cut_off else "completed"
+        return "incomplete" if self.is_truncated else "completed"
 
     def next_round(self, parser: NewParser) -> None:
         self._before += self._finished_items()
@@ -199,7 +198,7 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         super().next_round(input_parser(parser, self._custom))
 
     def completed(self, call: Call, result: McpResult) -> list[bytes]:
-        item = next(item for item in self._items if item.said.id == call.id)
+        item = next(item for item in self._items if item.item.id == call.id)
         item.outcome = result_fields(result)
         kind = "completed" if item.outcome["status"] == "completed" else "failed"
         return [self._event(f"response.mcp_call.{kind}", item.place), self._item("done", item, "completed")]
@@ -215,61 +214,63 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
     def feed(self, _prompt: int, event: Event) -> list[bytes]:
         match event:
             case Text():
-                events = self._written(self.said.feed(event))
+                events = self._written(self.assembler.feed(event))
                 return [*events[:-1], *(wire.extended(last, wire.timed(event.timings)) for last in events[-1:])]
             case Started():
-                return self._begin() + self._written(self.said.begin(self._prefill))
+                return self._begin() + self._written(self.assembler.begin(self._prefill))
             case Progress():
-                begun = self._begin()
-                return [*begun, self._event("response.in_progress", self._begun() | wire.progress(event))]
+                started = self._begin()
+                return [*started, self._event("response.in_progress", self._in_progress() | wire.progress(event))]
             case Finished():
-                written = self._begin() + self._written(self.said.finish(event))
-                if not self._items and self.said.items:  # nothing but white space
-                    only = self.said.items[0]
-                    written += self._added(self._new_item(only), only.text)
+                written = self._begin() + self._written(self.assembler.finish(event))
+                if not self._items and self.assembler.items:  # only white space
+                    item = self.assembler.items[0]
+                    written += self._added(self._new_item(item), item.text)
                 return written + self._close(self._last_status)
         return []
 
     def finish(self) -> list[bytes]:
         not_made = [each for each in self._items if each.type == "mcp_call" and each.outcome is None]
         done = [self._item("done", item, "incomplete") for item in not_made]
-        last = {"response": self.final, "timings": wire.timings(self.said.finished.timings)}
+        last = {"response": self.final, "timings": wire.timings(self.assembler.finished.timings)}
         return [*done, self._event(f"response.{self.final['status']}", last)]
 
     def failure(self, status: int, body: Json) -> bytes:
-        """Return the end of a failed stream: an HTTP `status`, and a `body` with ``message``, ``type``, ``param``."""
-        begun = b"".join(self._begin())
+        """Return the end of a failed stream. `body`: an error with ``message``, ``type`` and ``param``."""
+        started = b"".join(self._begin())
         done = [*self._before, *(item.body("incomplete") for item in self._items)]
-        return begun + _failed(status, body, self._response("failed", done), self._n_events)
+        return started + _failed(status, body, self._response("failed", done), self._n_events)
 
     def ping(self) -> bytes:
-        """Return a keep-alive event: clients such as Codex have a timeout for events, and comments don't reset it. This
-        is OpenAI's own event, which its SDKs accept (openai-node #1965); the stream's first events precede it.
+        """Return a keep-alive event, or the first events of the stream.
+
+        Comments do not reset the event timeouts of clients such as Codex. This event is OpenAI's own, and its SDKs
+        accept it (openai-node #1965).
         """
         return b"".join(self._begin()) or self._event("keepalive", {})
 
     def _begin(self) -> list[bytes]:
         if self._n_events:
             return []
-        events = [self._event(f"response.{state}", self._begun()) for state in ("created", "in_progress")]
-        for index, item in enumerate(self.request.listings):  # lists of tools, which are complete
+        events = [self._event(f"response.{state}", self._in_progress()) for state in ("created", "in_progress")]
+        for index, item in enumerate(self.request.listings):  # complete lists of tools
             kind, place = f"response.{item['type']}", {"item_id": item["id"], "output_index": index}
-            begun = {"output_index": index, "item": {**item, "tools": [], "error": None}}
+            added = {"output_index": index, "item": {**item, "tools": [], "error": None}}
             events += (
-                self._event("response.output_item.added", begun),
+                self._event("response.output_item.added", added),
                 self._event(f"{kind}.in_progress", place),
                 self._event(f"{kind}.{'failed' if item['error'] else 'completed'}", place),
                 self._event("response.output_item.done", {"output_index": index, "item": item}),
             )
         return events
 
-    def _begun(self) -> Json:
+    def _in_progress(self) -> Json:
         return {"response": self._response("in_progress", [])}
 
     def _written(self, deltas: Sequence[Delta]) -> list[bytes]:
         events: list[bytes] = []
         for delta in deltas:
-            item, text, tokens = self._shown.get(id(delta.item)), delta.text, delta.logprobs
+            item, text, tokens = self._by_item.get(id(delta.item)), delta.text, delta.logprobs
             if item is None and delta.item.kind is Kind.TEXT:
                 self._blank = [*([] if delta.begins else self._blank), delta]
                 text = "".join(each.text for each in self._blank)
@@ -279,13 +280,13 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
             events += self._added(item or self._new_item(delta.item), text, tokens)
         return events
 
-    def _new_item(self, said: Item) -> OutputItem:
-        item = self._shown[id(said)] = OutputItem(said, len(self._before) + len(self._items), self)
+    def _new_item(self, source: Item) -> OutputItem:
+        item = self._by_item[id(source)] = OutputItem(source, len(self._before) + len(self._items), self)
         self._items.append(item)
         return item
 
     def _added(self, item: OutputItem, text: str, tokens: Sequence[TokenLogprob] = ()) -> list[bytes]:
-        """Return the events of more text of an item, "" if it begins without."""
+        """Return the events for more text of an item. The first text may be ""."""
         if not self.streams:
             return []
         events = [] if item is self._open else self._close("completed") + self._start(item)
@@ -315,22 +316,22 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         if not item.row.delta:
             return [*self._commands(item, status), self._item("done", item, status)]
         done, place = f"{item.row.delta}.done", item.place
-        if item.type == "mcp_call":  # the item is done when the call is made
-            return [self._event(done, place | {"arguments": item.said.text})]
+        if item.type == "mcp_call":  # the item is done after the call
+            return [self._event(done, place | {"arguments": item.item.text})]
         if item.is_call:
             name = {"name": item.client.name} if item.type == "function_call" else {}
-            events = [self._event(done, place | name | {item.row.text: item.said.text})]
+            events = [self._event(done, place | name | {item.row.text: item.item.text})]
         else:
             part = item.part()
-            said = {name: part[name] for name in ("text", "logprobs") if name in part}
-            events = [self._event(done, place | said), self._event(f"{item.row.part}.done", place | {"part": part})]
+            members = {name: part[name] for name in ("text", "logprobs") if name in part}
+            events = [self._event(done, place | members), self._event(f"{item.row.part}.done", place | {"part": part})]
         return [*events, self._item("done", item, status)]
 
     def _item(self, state: str, item: OutputItem, status: ItemStatus) -> bytes:
         return self._event(f"response.output_item.{state}", {"output_index": item.index, "item": item.body(status)})
 
     def _commands(self, item: OutputItem, status: ItemStatus) -> list[bytes]:
-        """Return the events of the commands of a complete shell call; other calls have none."""
+        """Return the events for each command of a complete shell call; other calls have none."""
         commands = item.body(status)["action"]["commands"] if item.type == "shell_call" else ()
         return [
             self._event(
@@ -352,7 +353,7 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
 
 
 EARLY_PING = wire.typed_event({"type": "keepalive"})
-"""A keep-alive event before the response exists, while its model is loaded."""
+"""A keep-alive event while the model is loaded, before the response exists."""
 
 
 def failed_early(status: int, body: Json) -> bytes:
@@ -363,13 +364,14 @@ def failed_early(status: int, body: Json) -> bytes:
 def _failed(status: int, body: Json, response: Json, number: int) -> bytes:
     """Return the last two events of a stream, numbered from `number`.
 
-    Agents act on the code: Codex shortens its conversation on one, waits on another and retries on any other except
-    ``invalid_prompt``, which ends its turn (codex-rs/codex-api/src/sse/responses.rs).
+    Agents react to the code: Codex compacts its conversation for ``context_length_exceeded``, waits for
+    ``rate_limit_exceeded``, ends its turn for ``invalid_prompt``, and retries for any other
+    (codex-rs/codex-api/src/sse/responses.rs).
     """
     error = body["error"]
-    shown = {"code": error_code(status, error), "message": error.get("message", "")}
-    last = {"type": "error", "sequence_number": number, **shown, "param": error.get("param")}
-    failed = {"type": "response.failed", "sequence_number": number + 1, "response": {**response, "error": shown}}
+    members = {"code": error_code(status, error), "message": error.get("message", "")}
+    last = {"type": "error", "sequence_number": number, **members, "param": error.get("param")}
+    failed = {"type": "response.failed", "sequence_number": number + 1, "response": {**response, "error": members}}
     return wire.typed_event(last) + wire.typed_event(failed)
 
 

@@ -1,5 +1,5 @@
-"""The programs that people run, each in a whole loop against a real server process over a scripted model.
+"""Agent programs and client libraries, each in a complete agent loop against a real server with a scripted model.
 
-``make clients`` runs them (`__main__`). The server is the one that ``python -m server`` starts; only the model behind
-the engine's protocol is a script (`scripted_model`), which says in a family's own words what a loop needs.
+``make clients`` runs them (`__main__`). ``python -m server`` starts the server; only the model, which
+implements the engine's protocol, is a script (`scripted_model`). It writes each reply in the format of a model family.
 """

@@ -1,12 +1,12 @@
-"""``python -m tests.clients.programs``: install the programs, go through each one's loop, write what was seen.
+"""``python -m tests.clients.programs``: install the programs, run their loops, and report the steps.
 
-    --only NAME     programs whose name begins so (repeat)
-    --family NAME   instead of those that a program has
-    --real FILE     the same on a real model: only status codes are looked at (repeat)
-    --install       install the programs, and run nothing
-    --write         docs/clients.md and the recorded shapes; programs that were left out stay as they were
+    --only NAME     programs whose name starts with NAME (repeatable)
+    --family NAME   the chat template of this family instead of those of each program (repeatable)
+    --real FILE     also run the loops with a real model, and check only status codes (repeatable)
+    --install       only install the programs
+    --write         write docs/clients.md and the recorded shapes, with earlier results of programs that did not run
 
-Everything it makes is in build/clients. The status is 0 when every loop was done.
+All files are created in build/clients. The exit status is 0 if every step was done.
 """
 
 import argparse
@@ -25,29 +25,36 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.programs.agents import AGENTS
-from tests.clients.programs.harness import LIMIT_S, Server, Workplace, real, scripted, workplace
+from tests.clients.programs.harness import (
+    LOOP_LIMIT_S,
+    Server,
+    Workspace,
+    create_workspace,
+    real_server,
+    scripted_server,
+)
 from tests.clients.programs.libraries import EDITORS, LIBRARIES
 from tests.clients.programs.page import page
 from tests.clients.programs.program import Program, Run, Step
-from tests.clients.programs.scripted_model import Line
+from tests.clients.programs.scripted_model import ScriptLine
 from tests.clients.programs.shapes import write_shapes
 from tests.support.real_server import ROOT, ServerEndError
 
 BUILD = ROOT / "build" / "clients"
 PINS = Path(__file__).parent / "pins"
 UV = "uv==0.13.9"
-SERVER_ENDS = "the server ends as it should"
+SERVER_ENDS = "the server stops cleanly"
 PROGRAMS = (*AGENTS, *LIBRARIES, *EDITORS)
 EXPECTED = (
     *("exceed_context_size_error", "prompt is too long", "available context size"),
     *("does not support thinking", "Infill is not supported by this model"),
 )
-"""Errors that loops ask for: a prompt that is too long, and, on real models, what that model has not."""
+"""Errors that loops provoke: prompts that are too long, and features that a real model lacks."""
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server and the client at work end, too
-    # A shell's background jobs ignore Ctrl-C, and so would clients that they start: a stream could not be cancelled.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also stops the server and the running client
+    # Background jobs of a shell ignore SIGINT, and their children inherit that: no stream could be cancelled.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", action="append", default=[])
@@ -55,153 +62,148 @@ def main() -> int:
     options.add_argument("--real", action="append", default=[], type=Path)
     options.add_argument("--install", action="store_true")
     options.add_argument("--write", action="store_true")
-    asked = options.parse_args()
+    args = options.parse_args()
     templates = Path(os.environ.get("LLAMA_CPP_TEMPLATES") or ROOT / ".venv" / "templates")
-    wanted = [one for one in PROGRAMS if not asked.only or one.name.lower().startswith(tuple(asked.only))]
-    for folder in dict.fromkeys(one.folder for one in wanted):
-        install(folder, [one for one in PROGRAMS if one.folder == folder])
-    if asked.install:
+    programs = [each for each in PROGRAMS if not args.only or each.name.lower().startswith(tuple(args.only))]
+    for folder in dict.fromkeys(each.folder for each in programs):
+        install(folder, [each for each in PROGRAMS if each.folder == folder])
+    if args.install:
         return 0
     results: list[dict[str, Any]] = []
-    for program in wanted:
-        for family in asked.family or program.families:
-            results.append(told(program, family, go(program, family, templates)))
-        for model in asked.real:
-            results.append(told(program, model.stem, go_real(program, model)))
-    seen = _with_earlier(results)
-    if asked.write:
-        (ROOT / "docs" / "clients.md").write_text(page(PROGRAMS, seen), encoding="utf-8")
+    for program in programs:
+        for family in args.family or program.families:
+            results.append(report(program, family, run_scripted(program, family, templates)))
+        for model in args.real:
+            results.append(report(program, model.stem, run_real(program, model)))
+    all_results = _with_earlier(results)
+    if args.write:
+        (ROOT / "docs" / "clients.md").write_text(page(PROGRAMS, all_results), encoding="utf-8")
         write_shapes(BUILD / "run")
-    n_open = sum(not step["done"] for one in results for step in one["steps"])
-    print(f"{len(results)} loops, {n_open} steps not done")
-    return 1 if n_open else 0
+    n_failed = sum(not step["done"] for each in results for step in each["steps"])
+    print(f"{len(results)} loops, {n_failed} steps not done")
+    return 1 if n_failed else 0
 
 
 def _with_earlier(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was seen now, and before of programs that were left out now; kept for the next time."""
+    """Merge `results` into the results of earlier runs. Store and return all."""
     file = BUILD / "report.json"
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    kept = {(one["program"], one["family"]): one for one in [*earlier, *results]}
-    file.write_text(json.dumps(list(kept.values()), indent=1), encoding="utf-8")
-    return list(kept.values())
+    newest = {(each["program"], each["family"]): each for each in [*earlier, *results]}
+    file.write_text(json.dumps(list(newest.values()), indent=1), encoding="utf-8")
+    return list(newest.values())
 
 
 def install(folder: str, programs: Sequence[Program]) -> None:
-    """Pinned packages into a folder of their own; nothing is done where they are."""
-    place, kind = BUILD / folder, folder.partition("/")[0]
+    """Install the pinned packages of `programs` into `folder`, unless they are installed already."""
+    path, kind = BUILD / folder, folder.partition("/")[0]
     pins = PINS / f"{folder}.txt"
-    wanted = [f"{one.package}@{one.version}" for one in programs] if kind == "npm" else [pins.read_text("utf-8")]
-    mark = place / ".installed"
-    if mark.exists() and mark.read_text("utf-8") == "\n".join(wanted):
+    packages = [f"{each.package}@{each.version}" for each in programs] if kind == "npm" else [pins.read_text("utf-8")]
+    marker = path / ".installed"
+    if marker.exists() and marker.read_text("utf-8") == "\n".join(packages):
         return
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
     if kind == "npm":
-        run("npm", "install", "--prefix", place, "--ignore-scripts", "--no-audit", "--no-fund", "--silent", *wanted)
+        run_command(
+            "npm", "install", "--prefix", path, "--ignore-scripts", "--no-audit", "--no-fund", "--silent", *packages
+        )
     else:
         uv = BUILD / "uv" / "bin" / "uv"
         if not uv.exists():
-            run(sys.executable, "-m", "venv", BUILD / "uv")
-            run(BUILD / "uv" / "bin" / "pip", "install", "--quiet", UV)
-        run(uv, "venv", "--quiet", "--python", sys.executable, place, "--clear")
-        run(uv, "pip", "install", "--quiet", "--python", place / "bin" / "python", "-r", pins)
-    mark.write_text("\n".join(wanted), encoding="utf-8")
+            run_command(sys.executable, "-m", "venv", BUILD / "uv")
+            run_command(BUILD / "uv" / "bin" / "pip", "install", "--quiet", UV)
+        run_command(uv, "venv", "--quiet", "--python", sys.executable, path, "--clear")
+        run_command(uv, "pip", "install", "--quiet", "--python", path / "bin" / "python", "-r", pins)
+    marker.write_text("\n".join(packages), encoding="utf-8")
 
 
-def run(*command: str | Path) -> None:
+def run_command(*command: str | Path) -> None:
     subprocess.run([str(word) for word in command], check=True)
 
 
-def go(program: Program, family: str, templates: Path) -> Run:
-    """One loop over a script."""
-    root, place = _empty(program, family)
-    lines = [_placed(line, place) for line in program.lines]
-    serving = scripted(root / "server", family, templates, lines, *program.flags, context=program.context)
-    return _served(serving, program, family, place)
+def run_scripted(program: Program, family: str, templates: Path) -> Run:
+    """Run a program's loop with its script."""
+    root, workspace = _empty_folders(program, family)
+    script = [_in_workspace(line, workspace) for line in program.script]
+    context = scripted_server(root / "server", family, templates, script, *program.flags, context=program.context)
+    return _run(context, program, family, workspace)
 
 
-def go_real(program: Program, model: Path) -> Run:
-    """One loop on a real model. It says what it likes, so only the status codes count."""
-    root, place = _empty(program, model.stem)
+def run_real(program: Program, model: Path) -> Run:
+    """Run a program's loop with a real model. Its replies are unpredictable, so only status codes are checked."""
+    root, workspace = _empty_folders(program, model.stem)
+    # The first prompt of an agent exceeds the trained context of small models.
     context = ("-c", str(program.context), "--override-kv", f"llama.context_length=int:{program.context}")
-    flags = (
-        *context,
-        "-np",
-        "4",
-        "--kv-unified",
-        "-n",
-        "32",
-        *program.flags,
-    )  # an agent's first prompt is longer than these know
-    place.step_s = LIMIT_S
-    done = _served(real(root / "server", model, *flags), program, model.stem, place)
-    answered = any(one["status"] == 200 for one in done.server.asked() if one["method"] == "POST")
-    ended = [step for step in done.steps if step.name == SERVER_ENDS]
-    done.steps = [
+    flags = (*context, "-np", "4", "--kv-unified", "-n", "32", *program.flags)
+    workspace.step_limit_s = LOOP_LIMIT_S
+    run = _run(real_server(root / "server", model, *flags), program, model.stem, workspace)
+    answered = any(request["status"] == 200 for request in run.server.requests() if request["method"] == "POST")
+    run.steps = [
         Step("requests are answered", answered, "no request, or none with status 200"),
-        *_refusals(done),
-        *ended,
+        _no_other_errors(run),
+        *(step for step in run.steps if step.name == SERVER_ENDS),
     ]
-    return done
+    return run
 
 
-def _served(serving: AbstractContextManager[Server], program: Program, family: str, place: Workplace) -> Run:
-    """The loop; a server that does not end well, as on a machine too busy for a long prompt, is a step not done."""
-    done: Run | None = None
+def _run(context: AbstractContextManager[Server], program: Program, family: str, workspace: Workspace) -> Run:
+    """Run the loop. If the server does not stop cleanly, as on a very busy machine, add a failed step."""
+    run: Run | None = None
     try:
-        with serving as server:
-            done = _gone_through(program, family, server, place)
+        with context as server:
+            run = _run_loop(program, family, server, workspace)
     except ServerEndError as error:
-        if done is None:
+        if run is None:
             raise
-        done.steps.append(Step(SERVER_ENDS, False, str(error)))
-    return done
+        run.steps.append(Step(SERVER_ENDS, False, str(error)))
+    return run
 
 
-def _empty(program: Program, run_name: str) -> tuple[Path, Workplace]:
-    root = BUILD / "run" / f"{program.name.lower().replace(chr(32), chr(45))}.{run_name}"
+def _empty_folders(program: Program, run_name: str) -> tuple[Path, Workspace]:
+    root = BUILD / "run" / f"{program.name.lower().replace(' ', '-')}.{run_name}"
     shutil.rmtree(root, ignore_errors=True)
-    # Outside of the checkout: programs look for a repository above the folder that they work in.
-    return root, workplace(Path(tempfile.mkdtemp(prefix="llamapool-client-")), time.monotonic() + LIMIT_S)
+    # Outside of the checkout, because programs look for a repository in the parents of their working directory.
+    temporary = Path(tempfile.mkdtemp(prefix="llamapool-client-"))
+    return root, create_workspace(temporary, time.monotonic() + LOOP_LIMIT_S)
 
 
-def _gone_through(program: Program, family: str, server: Server, place: Workplace) -> Run:
-    done = Run(program, family, server, place, BUILD / program.folder)
+def _run_loop(program: Program, family: str, server: Server, workspace: Workspace) -> Run:
+    run = Run(program, family, server, workspace, BUILD / program.folder)
     try:
-        program.loop(done)
-    except Exception as error:  # noqa: BLE001 (a loop that breaks is a loop that is not done; the others go on)
-        done.steps.append(Step("the loop itself", False, repr(error)))
+        program.loop(run)
+        run.steps.append(_no_other_errors(run))
+    except Exception as error:  # noqa: BLE001 (a loop that raises is a failed step; the other loops run)
+        run.steps.append(Step("the loop itself", False, repr(error)))
     finally:
-        shutil.rmtree(place.root, ignore_errors=True)
-    if not any(step.name == "the loop itself" for step in done.steps):
-        done.steps += _refusals(done)
-    return done
+        shutil.rmtree(workspace.root, ignore_errors=True)
+    return run
 
 
-def _refusals(done: Run) -> list[Step]:
-    """Errors that nobody asked for, each once."""
-    unasked = [one for one in dict.fromkeys(done.refused()) if not any(part in one for part in EXPECTED)]
-    return [Step("no other request is rejected", not unasked, "\n".join(unasked)[:3000])]
+def _no_other_errors(run: Run) -> Step:
+    """Return a step that fails if the server sent errors that the loop did not provoke."""
+    errors = [line for line in dict.fromkeys(run.failed_requests()) if not any(part in line for part in EXPECTED)]
+    return Step("no other request is rejected", not errors, "\n".join(errors)[:3000])
 
 
-def _placed(line: Line, place: Workplace) -> Line:
-    """With the working folder's own path."""
-    return replace(line, say=json.loads(json.dumps(line.say).replace("{work}", str(place.work))))
+def _in_workspace(line: ScriptLine, workspace: Workspace) -> ScriptLine:
+    """Replace {work} by the path of the working directory."""
+    return replace(line, message=json.loads(json.dumps(line.message).replace("{work}", str(workspace.work))))
 
 
-def told(program: Program, family: str, done: Run) -> dict[str, Any]:
-    open_steps = [step for step in done.steps if not step.done]
-    print(f"{program.name} {program.version} on {family}: {len(done.steps) - len(open_steps)} of {len(done.steps)}")
-    for step in open_steps:
+def report(program: Program, family: str, run: Run) -> dict[str, Any]:
+    """Print the failed steps, and return the result for docs/clients.md."""
+    failed = [step for step in run.steps if not step.done]
+    print(f"{program.name} {program.version} on {family}: {len(run.steps) - len(failed)} of {len(run.steps)}")
+    for step in failed:
         print(f"  not done: {step.name}\n    " + step.detail.replace("\n", "\n    "))
     sys.stdout.flush()
-    warnings = sorted({part for one in done.server.asked() for part in (one["warning"] or "").split("; ") if part})
-    paths = sorted({f"{one['method']} {one['path']}" for one in done.server.asked()})
+    requests = run.server.requests()
+    warnings = sorted({part for request in requests for part in (request["warning"] or "").split("; ") if part})
+    paths = sorted({f"{request['method']} {request['path']}" for request in requests})
     return {
         "program": program.name,
         "family": family,
-        "steps": [asdict(step) for step in done.steps],
-        "notes": done.notes,
+        "steps": [asdict(step) for step in run.steps],
         "warnings": warnings,
         "paths": paths,
     }

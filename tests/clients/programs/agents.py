@@ -1,7 +1,7 @@
-"""Coding agents of the command line: Codex CLI, Claude Code, opencode.
+"""Coding agents for the command line: Codex CLI, Claude Code, opencode.
 
-Each reads a note, reads two notes at once, is shown a picture, goes on in a later process, is given more than the
-context holds, and is stopped in the middle of a stream.
+The loop of each agent has a tool call, parallel calls, an image in a tool result, a resumed session in a later process,
+a context overflow and a cancelled stream.
 """
 
 import json
@@ -13,102 +13,102 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.clients.programs.harness import Ended
+from tests.clients.programs.harness import ProcessResult
 from tests.clients.programs.loops import library_tools
 from tests.clients.programs.loops.library_tools import N_TOOLS
-from tests.clients.programs.program import Program, Run, calls, events, says
-from tests.clients.programs.scripted_model import Line
+from tests.clients.programs.program import Program, Run, call_message, json_lines, text_message
+from tests.clients.programs.scripted_model import ScriptLine
 from tests.media_files import png
 
 NOTE, SECOND, THIRD = "NOTE-ALPHA", "NOTE-BETA", "NOTE-GAMMA"
-WITHOUT_THOUGHTS = ("mistral", "llama", "qwen3-coder")
-BEGUN = 100  # tokens
-IDLE_S = 20.0
-LONG = "OVERFLOW " + "lorem ipsum " * 10_000  # with an agent's own prompt more than its context
+WITHOUT_REASONING = ("mistral", "llama", "qwen3-coder")
+ENDLESS_TOKENS = 100  # a reply with more decoded tokens is the endless one
+IDLE_LIMIT_S = 20.0  # for slots to become idle
+LONG = "OVERFLOW " + "lorem ipsum " * 10_000  # exceeds the context together with an agent's own prompt
 
 
-def prepare(run: Run) -> None:
+def write_files(run: Run) -> None:
     for name, text in (("note.txt", NOTE), ("second.txt", SECOND), ("third.txt", THIRD)):
-        (run.place.work / name).write_text(f"This file says {text}.\n", encoding="utf-8")
-    (run.place.work / "picture.png").write_bytes(png(8, 8))
+        (run.workspace.work / name).write_text(f"This file says {text}.\n", encoding="utf-8")
+    (run.workspace.work / "picture.png").write_bytes(png(8, 8))
 
 
-def lines(read: Callable[[str], tuple[str, dict[str, object]]], needs: str, *more: Line) -> list[Line]:
-    """The part that all agents go through; `read` is a call that shows a file."""
+def script(read: Callable[[str], tuple[str, dict[str, object]]], needs: str, *more: ScriptLine) -> list[ScriptLine]:
+    """Return the lines for the common steps. `read` returns the agent's tool call that reads a file."""
     return [
-        Line("SAY-HELLO", says("Hello from the script."), needs),
-        Line("READ-ONE", calls(read("note.txt")), needs),
-        Line(NOTE, says("The first note was read."), needs),
-        Line("READ-BOTH", calls(read("second.txt"), read("third.txt")), needs),
-        # It came alone, since its family shows one call at a time; results come in the order in which they are there.
-        Line(SECOND, calls(read("third.txt")), needs, lacks=THIRD),
-        Line(THIRD, says("Both notes were read."), needs),
-        Line("GO-ON", says("The session goes on."), needs),
-        Line("THINK-FIRST", says("It is four.", thoughts="Two and two."), needs),
-        Line("picture.png", says("I went on behind the picture."), needs),  # in the call itself
-        Line("NEVER-END", says("and on "), needs, repeat=2000),
-        Line("OVERFLOW", says("A summary of what was said.")),
+        ScriptLine("SAY-HELLO", text_message("Hello from the script."), needs),
+        ScriptLine("READ-ONE", call_message(read("note.txt")), needs),
+        ScriptLine(NOTE, text_message("The first note was read."), needs),
+        ScriptLine("READ-BOTH", call_message(read("second.txt"), read("third.txt")), needs),
+        # Families with one call in a message read the third note in a turn of its own. Results arrive in any order.
+        ScriptLine(SECOND, call_message(read("third.txt")), needs, lacks=THIRD),
+        ScriptLine(THIRD, text_message("Both notes were read."), needs),
+        ScriptLine("GO-ON", text_message("The session goes on."), needs),
+        ScriptLine("THINK-FIRST", text_message("It is four.", reasoning="Two and two."), needs),
+        ScriptLine("picture.png", text_message("The image was seen."), needs),  # the cue is in the call itself
+        ScriptLine("NEVER-END", text_message("and on "), needs, repeat=2000),
+        ScriptLine("OVERFLOW", text_message("A summary of the conversation.")),
         *more,
     ]
 
 
-def streaming(run: Run) -> bool:
-    """Whether the reply that never ends has begun (others are shorter)."""
+def is_streaming(run: Run) -> bool:
+    """Return whether the endless reply has started."""
     slots = run.server.process.get("/slots")
-    return any(slot["is_processing"] and slot["next_token"][0]["n_decoded"] > BEGUN for slot in slots)
+    return any(slot["is_processing"] and slot["next_token"][0]["n_decoded"] > ENDLESS_TOKENS for slot in slots)
 
 
-def stopped(run: Run, command: Sequence[str | Path]) -> None:
-    """A stream that is cut off by the program's end frees its slot."""
-    ended = run.place.run(command, limit_s=40, stop_when=lambda: streaming(run))
-    until = time.monotonic() + IDLE_S
-    left = False
-    while (run.server.busy() or not left) and time.monotonic() < until:
+def check_cancellation(run: Run, command: Sequence[str | Path]) -> None:
+    """Check that the slot becomes idle after the program was interrupted in the middle of a stream."""
+    result = run.workspace.run(command, limit_s=40, stop_when=lambda: is_streaming(run))
+    deadline = time.monotonic() + IDLE_LIMIT_S
+    disconnected = False
+    while (run.server.n_busy_slots() or not disconnected) and time.monotonic() < deadline:
         time.sleep(0.05)
-        left = any(one["left"] for one in run.server.asked())
-    run.check("a cancelled stream", left and not run.server.busy(), ended)
+        disconnected = any(request["disconnected"] for request in run.server.requests())
+    run.check("a cancelled stream", disconnected and not run.server.n_busy_slots(), result)
 
 
-def answered(ended: Ended, text: str) -> bool:
-    """Ended well, and showed `text`."""
-    return ended.status == 0 and text in ended.out
+def succeeded(result: ProcessResult, text: str) -> bool:
+    """Return whether the program ended with status 0 and printed `text`."""
+    return result.status == 0 and text in result.out
 
 
-Turn = tuple[str, Sequence[str | Path], str | Callable[[Ended], object]]
-"""A step's name, its command, and the text that this shows; or whether it did what it should."""
+CommandStep = tuple[str, Sequence[str | Path], str | Callable[[ProcessResult], object]]
+"""The name of a step, its command, and the expected text of its output or a check of its result."""
 HELLO = "Hello from the script."
 RESUMED, GOES_ON = "a resumed session", "The session goes on."
 OVERFLOW = "a context overflow is reported"
 
 
-def talk(run: Run, *turns: Turn) -> bool:
-    """Check one step after another; whether the first is done, without which none of the others can be."""
-    for n, (name, command, wanted) in enumerate(turns):
-        ended = run.place.run(command)
-        done = run.check(name, answered(ended, wanted) if isinstance(wanted, str) else wanted(ended), ended)
+def run_steps(run: Run, *steps: CommandStep) -> bool:
+    """Run and check the steps. If the first one fails, skip the others and return False."""
+    for n, (name, command, expected) in enumerate(steps):
+        result = run.workspace.run(command)
+        done = run.check(name, succeeded(result, expected) if isinstance(expected, str) else expected(result), result)
         if not n and not done:
             return False
     return True
 
 
-def opening(
-    run: Run, start: Sequence[str | Path], again: Sequence[str | Path], thoughts: str, *flags: str
-) -> list[Turn]:
-    """The turns that all coding agents begin with. ``thoughts``: what shows that there were some, for a family that has
-    any; ``flags`` ask for them.
+def common_steps(
+    run: Run, start: Sequence[str | Path], resume: Sequence[str | Path], reasoning: str, *flags: str
+) -> list[CommandStep]:
+    """Return the steps that all agents have. ``reasoning``: a pattern in the output of an agent that received
+    reasoning, which ``flags`` enable; not checked for families without reasoning.
     """
 
-    def thought(ended: Ended) -> bool:
-        return answered(ended, "It is four.") and (
-            run.family in WITHOUT_THOUGHTS or re.search(thoughts, ended.out) is not None
+    def reasoned(result: ProcessResult) -> bool:
+        return succeeded(result, "It is four.") and (
+            run.family in WITHOUT_REASONING or re.search(reasoning, result.out) is not None
         )
 
     return [
         ("a streamed reply", [*start, "SAY-HELLO"], HELLO),
-        ("a tool call and its result", [*again, "READ-ONE of the notes"], "The first note was read."),
-        ("parallel calls", [*again, "READ-BOTH of the others"], "Both notes were read."),
-        ("reasoning", [*again, *flags, "THINK-FIRST"], thought),
-        ("an image in a tool result", [*again, "SHOW-PICTURE"], "I went on behind the picture."),
+        ("a tool call and its result", [*resume, "READ-ONE of the notes"], "The first note was read."),
+        ("parallel calls", [*resume, "READ-BOTH of the others"], "Both notes were read."),
+        ("reasoning", [*resume, *flags, "THINK-FIRST"], reasoned),
+        ("an image in a tool result", [*resume, "SHOW-PICTURE"], "The image was seen."),
     ]
 
 
@@ -127,84 +127,80 @@ base_url = "{url}/v1"
 wire_api = "responses"
 """
 CODEX_BINARY = "node_modules/@openai/codex-*/vendor/*/bin/codex"
-CODEX_OVERFLOW = "ran out of room in the model's context window"  # what it says of that code alone
-CODEX_THOUGHT = r'"reasoning_output_tokens":[1-9]'  # it shows summaries alone, and thoughts have none
-CODEX_DEFERS = "features.tool_search_always_defer_mcp_tools=true"  # however few there are
-OPENING = 16  # tokens that a prompt opens the answer with, where the next one may differ
+CODEX_OVERFLOW = "ran out of room in the model's context window"  # its text for context_length_exceeded
+CODEX_REASONING = r'"reasoning_output_tokens":[1-9]'  # it prints only summaries, which the server does not send
+CODEX_DEFERS = "features.tool_search_always_defer_mcp_tools=true"  # even a few
+GENERATION_PROMPT = 16  # tokens at the end of a prompt that the next prompt need not contain
 LIBRARY = Path(library_tools.__file__)
 PATCH = "*** Begin Patch\n*** Add File: made.txt\n+PATCHED\n*** End Patch\n"
 
 
 def codex(run: Run) -> None:
-    prepare(run)
-    home = run.place.home / ".codex"
+    write_files(run)
+    home = run.workspace.home / ".codex"
     home.mkdir()
     config = CODEX.replace("{url}", run.server.url)
     (home / "config.toml").write_text(config.replace("{model}", "scripted"), encoding="utf-8")
     flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]
     start: list[str | Path] = [run.binary(CODEX_BINARY), "exec", *flags]
-    again: list[str | Path] = [run.binary(CODEX_BINARY), "exec", "resume", *flags, "--last"]
-    made = run.place.work / "made.txt"
+    resume: list[str | Path] = [run.binary(CODEX_BINARY), "exec", "resume", *flags, "--last"]
+    patched_file = run.workspace.work / "made.txt"
 
-    def patched(ended: Ended) -> bool:
-        return answered(ended, "The patch is in.") and made.exists()
+    def patched(result: ProcessResult) -> bool:
+        return succeeded(result, "The patch is in.") and patched_file.exists()
 
-    def overflowed(ended: Ended) -> bool:
-        codes = (one for one in run.server.asked() if "context_length_exceeded" in one["reply"])
-        return any(codes) and CODEX_OVERFLOW in ended.out
+    def overflowed(result: ProcessResult) -> bool:
+        replies = (request["reply"] for request in run.server.requests())
+        return any("context_length_exceeded" in reply for reply in replies) and CODEX_OVERFLOW in result.out
 
-    if not talk(
+    if not run_steps(
         run,
-        *opening(run, start, again, CODEX_THOUGHT),
-        ("a tool of a namespace", [*again, "CALL-AGENTS"], "The agents were waited for."),
-        ("a custom tool with a grammar", [*again, "-m", "gpt-5.5", "PATCH-IT"], patched),
+        *common_steps(run, start, resume, CODEX_REASONING),
+        ("a tool of a namespace", [*resume, "CALL-AGENTS"], "The agents were waited for."),
+        ("a custom tool with a grammar", [*resume, "-m", "gpt-5.5", "PATCH-IT"], patched),
     ):
         return
-    found_tool(run, [*start, "-m", "gpt-5.5", "-c", CODEX_DEFERS])
-    talk(run, (RESUMED, [*again, "GO-ON"], GOES_ON))
-    talk(run, (OVERFLOW, [*again, LONG], overflowed))
-    stopped(run, [*start, "NEVER-END"])
+    check_tool_search(run, [*start, "-m", "gpt-5.5", "-c", CODEX_DEFERS])
+    run_steps(run, (RESUMED, [*resume, "GO-ON"], GOES_ON))
+    run_steps(run, (OVERFLOW, [*resume, LONG], overflowed))
+    check_cancellation(run, [*start, "NEVER-END"])
 
 
-def found_tool(run: Run, command: Sequence[str | Path]) -> None:
-    """A session with an MCP server of many tools, of which the model searches one, calls it and reads its result."""
-    n_before = len(run.server.asked())
+def check_tool_search(run: Run, command: Sequence[str | Path]) -> None:
+    """Check a session in which the model searches a tool of an MCP server with many tools, calls it and reads its
+    result. The prefix before the definition of the tool must stay cached.
+    """
+    n_before = len(run.server.requests())
     options = {"command": sys.executable, "args": [str(LIBRARY)], "startup_timeout_sec": 120, "required": True}
-    server = [
+    flags = [
         word for name, value in options.items() for word in ("-c", f"mcp_servers.library.{name}={json.dumps(value)}")
     ]
-    ended = run.place.run([*command, *server, "FIND-TOOL"])
-    asked = run.server.asked()[n_before:]
-    run.check(
-        f"a tool that a search finds among {N_TOOLS} of an MCP server", answered(ended, "The page was read."), ended
-    )
-    usages = [usage for one in asked if (usage := codex_usage(one["reply"]))]
+    result = run.workspace.run([*command, *flags, "FIND-TOOL"])
+    requests = run.server.requests()[n_before:]
+    run.check(f"a tool found by search among {N_TOOLS} MCP tools", succeeded(result, "The page was read."), result)
+    usages = [usage for request in requests if (usage := codex_usage(request["reply"]))]
     counts = [(usage["input_tokens"], usage["input_tokens_details"]["cached_tokens"]) for usage in usages]
-    kept = all(cached >= n_prompt - OPENING for (n_prompt, _), (_, cached) in pairwise(counts))
-    run.check("the prompt stays cached when a tool is found", len(counts) > 1 and kept, str(counts))
-    told = ", ".join(f"{n_prompt:,} ({cached:,} cached)" for n_prompt, cached in counts)
-    run.notes.append(
-        f"{run.family}: a search among {N_TOOLS} tools took {len(counts)} requests of {told} prompt tokens."
-    )
+    is_cached = all(cached >= n_prompt - GENERATION_PROMPT for (n_prompt, _), (_, cached) in pairwise(counts))
+    run.check("the prompt stays cached when a tool is found", len(counts) > 1 and is_cached, str(counts))
 
 
 def codex_usage(reply: str) -> dict[str, Any] | None:
-    """The usage that the last event of a stream tells."""
+    """Return the usage in the last event of a stream."""
     lines = [line for line in reply.splitlines() if line.startswith('data: {"type":"response.completed"')]
     return json.loads(lines[-1].removeprefix("data: "))["response"]["usage"] if lines else None
 
 
-CODEX_LINES = lines(
+CODEX_SCRIPT = script(
     lambda file: ("exec_command", {"cmd": f"cat {file}"}),
     "exec_command",
-    Line("SHOW-PICTURE", calls(("view_image", {"path": "picture.png"}))),
-    Line("CALL-AGENTS", calls(("multi_agent_v1__wait_agent", {"targets": [], "timeout_ms": 12345}))),
-    Line("12345", says("The agents were waited for.")),
-    Line("PATCH-IT", calls(("apply_patch", {"input": PATCH}))),
-    Line("+PATCHED", says("The patch is in.")),
-    Line("FIND-TOOL", calls(("tool_search", {"query": "shelf 42", "limit": 1}))),
-    Line("shelf_42", calls(("mcp__library__shelf_42", {"page": 7}))),
-    Line("BOOK-42", says("The page was read.")),
+    ScriptLine("SHOW-PICTURE", call_message(("view_image", {"path": "picture.png"}))),
+    ScriptLine("CALL-AGENTS", call_message(("multi_agent_v1__wait_agent", {"targets": [], "timeout_ms": 12345}))),
+    ScriptLine("12345", text_message("The agents were waited for.")),
+    ScriptLine("PATCH-IT", call_message(("apply_patch", {"input": PATCH}))),
+    ScriptLine("+PATCHED", text_message("The patch is in.")),
+    ScriptLine("FIND-TOOL", call_message(("tool_search", {"query": "shelf 42", "limit": 1}))),
+    ScriptLine("shelf_42", call_message(("mcp__library__shelf_42", {"page": 7}))),
+    ScriptLine("BOOK-42", text_message("The page was read.")),
 )
 
 # --- Claude Code
@@ -221,33 +217,33 @@ CLAUDE_BINARY = "node_modules/@anthropic-ai/claude-code-*/claude"
 
 
 def claude(run: Run) -> None:
-    prepare(run)
-    place = run.place
-    place.environment = {**exports(CLAUDE, run.server.url), "IS_SANDBOX": "1"}
+    write_files(run)
+    workspace = run.workspace
+    workspace.environment = {**exports(CLAUDE, run.server.url), "IS_SANDBOX": "1"}
     binary = run.binary(CLAUDE_BINARY)
     flags = ["--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions"]
     start: list[str | Path] = [binary, "-p", *flags]
-    again: list[str | Path] = [binary, "-p", *flags, "--continue"]
-    if talk(
+    resume: list[str | Path] = [binary, "-p", *flags, "--continue"]
+    if run_steps(
         run,
-        *opening(run, [*start, "--include-partial-messages"], again, '"type":"thinking"'),
-        (RESUMED, [*again, "GO-ON"], GOES_ON),
-        (OVERFLOW, [*again, LONG], lambda ended: "too long" in ended.out),
+        *common_steps(run, [*start, "--include-partial-messages"], resume, '"type":"thinking"'),
+        (RESUMED, [*resume, "GO-ON"], GOES_ON),
+        (OVERFLOW, [*resume, LONG], lambda result: "too long" in result.out),
     ):
-        stopped(run, [*start, "NEVER-END"])
+        check_cancellation(run, [*start, "NEVER-END"])
 
 
 def exports(snippet: str, url: str) -> dict[str, str]:
-    """The variables of a shell snippet."""
+    """Return the variables that a shell snippet exports."""
     words = (line.split(" #")[0].removeprefix("export ") for line in snippet.splitlines() if line.startswith("export "))
-    made = dict(word.split("=", 1) for word in words)
-    return {name: value.replace("{url}", url).replace("{model}", "scripted").strip() for name, value in made.items()}
+    values = dict(word.split("=", 1) for word in words)
+    return {name: value.replace("{url}", url).replace("{model}", "scripted").strip() for name, value in values.items()}
 
 
-CLAUDE_LINES = lines(
+CLAUDE_SCRIPT = script(
     lambda file: ("Bash", {"command": f"cat {file}", "description": "Show a note"}),
     "Bash",
-    Line("SHOW-PICTURE", calls(("Read", {"file_path": "{work}/picture.png"}))),
+    ScriptLine("SHOW-PICTURE", call_message(("Read", {"file_path": "{work}/picture.png"}))),
 )
 
 # --- opencode
@@ -272,40 +268,40 @@ OPENCODE_BINARY = "node_modules/opencode-*-*/bin/opencode"
 
 
 def opencode(run: Run) -> None:
-    prepare(run)
-    place = run.place
+    write_files(run)
+    workspace = run.workspace
     settings = json.loads(OPENCODE.split("\n", 1)[1].replace("{url}", run.server.url).replace("{model}", "scripted"))
     settings |= {"permission": "allow", "autoupdate": False, "share": "disabled"}
-    (place.work / "opencode.json").write_text(json.dumps(settings), encoding="utf-8")
-    place.environment = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"}
+    (workspace.work / "opencode.json").write_text(json.dumps(settings), encoding="utf-8")
+    workspace.environment = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1"}
     start: list[str | Path] = [run.binary(OPENCODE_BINARY), "run", "--format", "json"]
-    again: list[str | Path] = [*start, "--continue"]
-    if talk(
+    resume: list[str | Path] = [*start, "--continue"]
+    if run_steps(
         run,
-        *opening(run, start, again, '"type":"reasoning"', "--thinking"),
-        (RESUMED, [*again, "GO-ON"], GOES_ON),
-        (OVERFLOW, [*again, LONG], lambda ended: events(ended.out)),
+        *common_steps(run, start, resume, '"type":"reasoning"', "--thinking"),
+        (RESUMED, [*resume, "GO-ON"], GOES_ON),
+        (OVERFLOW, [*resume, LONG], lambda result: json_lines(result.out)),
     ):
-        stopped(run, [*start, "NEVER-END"])
+        check_cancellation(run, [*start, "NEVER-END"])
 
 
-OPENCODE_LINES = lines(
+OPENCODE_SCRIPT = script(
     lambda file: ("bash", {"command": f"cat {file}"}),
     "todowrite",
-    Line("SHOW-PICTURE", calls(("read", {"filePath": "{work}/picture.png"})), "todowrite"),
+    ScriptLine("SHOW-PICTURE", call_message(("read", {"filePath": "{work}/picture.png"})), "todowrite"),
 )
 
 AGENTS = (
     Program(
-        "Codex CLI", "0.169.0", "@openai/codex", "npm/codex", CODEX, CODEX_LINES, codex,
+        "Codex CLI", "0.169.0", "@openai/codex", "npm/codex", CODEX, CODEX_SCRIPT, codex,
         ("qwen3", "gpt-oss", "mistral", "llama"), flags=("-a", "gpt-5.5"),
     ),
     Program(
-        "Claude Code", "2.1.330", "@anthropic-ai/claude-code", "npm/claude-code", CLAUDE, CLAUDE_LINES, claude,
+        "Claude Code", "2.1.330", "@anthropic-ai/claude-code", "npm/claude-code", CLAUDE, CLAUDE_SCRIPT, claude,
         ("qwen3", "qwen3.5", "gpt-oss", "mistral", "llama"),
     ),
     Program(
-        "opencode", "1.18.33", "opencode-ai", "npm/opencode", OPENCODE, OPENCODE_LINES, opencode,
+        "opencode", "1.18.33", "opencode-ai", "npm/opencode", OPENCODE, OPENCODE_SCRIPT, opencode,
         ("qwen3-coder", "mistral"),
     ),
 )  # fmt: skip

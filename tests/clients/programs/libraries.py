@@ -1,64 +1,74 @@
-"""Python libraries, whose loops are scripts of their own (`loops`), and two programs of the command line."""
+"""Python libraries, whose loops are separate scripts (`loops`), and two command-line programs."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.clients.programs.agents import GOES_ON, HELLO, IDLE_S, LONG, OVERFLOW, RESUMED, stopped, talk
-from tests.clients.programs.harness import LIMIT_S, Ended
-from tests.clients.programs.program import Program, Run, calls, events, says
-from tests.clients.programs.scripted_model import Line
+from tests.clients.programs.agents import (
+    GOES_ON,
+    HELLO,
+    IDLE_LIMIT_S,
+    LONG,
+    OVERFLOW,
+    RESUMED,
+    check_cancellation,
+    run_steps,
+)
+from tests.clients.programs.harness import LOOP_LIMIT_S, ProcessResult
+from tests.clients.programs.program import Program, Run, call_message, json_lines, text_message
+from tests.clients.programs.scripted_model import ScriptLine
 
 LOOPS = Path(__file__).parent / "loops"
 REPORT = '{"city": "Paris", "sunny": true}'
 TYPED = {"city": "Paris", "sunny": True}
 PARIS, ROME = ("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Rome"})
-COMMON = [
-    Line("SAY-HELLO", says("Hello from the script.")),
-    Line("WEATHER-PLEASE", calls(PARIS)),
-    Line("SUNNY-21", says("It is sunny.")),
-    Line("BOTH-PLEASE", calls(PARIS, ROME)),
-    Line("RAINY-15", says("One is sunny, one rainy.")),
-    Line("THINK-FIRST", says("It is four.", thoughts="Two and two.")),
-    Line("GO-ON", says("The session goes on.")),
-    Line("REPORT-PLEASE", says(REPORT)),
-    Line("REPORT-FENCED", says(f"```json\n{REPORT}\n```")),
-    Line("CALL-REPORT", calls(("Report", TYPED))),
-    Line("CALL-REPORT-TWICE", calls(("Report", TYPED), ("Report", {"city": "Rome", "sunny": False}))),
-    Line("CALL-PARTIAL", calls(("PartialReport", TYPED))),
-    Line("CALL-SUNNY", calls(("Sunny", TYPED))),
-    Line("CALL-ANOTHER", calls(("Sunny", {"city": "Rome", "sunny": True}))),
-    Line("CALL-FINAL", calls(("final_result", TYPED))),
-    Line("NEVER-END", says("and on "), repeat=2000),
+COMMON_SCRIPT = [
+    ScriptLine("SAY-HELLO", text_message("Hello from the script.")),
+    ScriptLine("WEATHER-PLEASE", call_message(PARIS)),
+    ScriptLine("SUNNY-21", text_message("It is sunny.")),
+    ScriptLine("BOTH-PLEASE", call_message(PARIS, ROME)),
+    ScriptLine("RAINY-15", text_message("One is sunny, one rainy.")),
+    ScriptLine("THINK-FIRST", text_message("It is four.", reasoning="Two and two.")),
+    ScriptLine("GO-ON", text_message("The session goes on.")),
+    ScriptLine("REPORT-PLEASE", text_message(REPORT)),
+    ScriptLine("REPORT-FENCED", text_message(f"```json\n{REPORT}\n```")),
+    ScriptLine("CALL-REPORT", call_message(("Report", TYPED))),
+    ScriptLine("CALL-REPORT-TWICE", call_message(("Report", TYPED), ("Report", {"city": "Rome", "sunny": False}))),
+    ScriptLine("CALL-PARTIAL", call_message(("PartialReport", TYPED))),
+    ScriptLine("CALL-SUNNY", call_message(("Sunny", TYPED))),
+    ScriptLine("CALL-ANOTHER", call_message(("Sunny", {"city": "Rome", "sunny": True}))),
+    ScriptLine("CALL-FINAL", call_message(("final_result", TYPED))),
+    ScriptLine("NEVER-END", text_message("and on "), repeat=2000),
 ]
 CODE = 'Thought: it is short.\n<code>\nfinal_answer(get_weather(city="Paris") + "!")\n</code>'
-SMOLAGENTS = [
-    COMMON[0],
-    Line("FINAL-WEATHER", calls(PARIS)),
-    Line("SUNNY-21", calls(("final_answer", {"answer": "It is sunny."}))),
-    Line("FINAL-BOTH", calls(PARIS, ROME)),
-    Line("RAINY-15", calls(("final_answer", {"answer": "One is sunny, one rainy."}))),
-    Line("SUNNY-21", calls(("final_answer", {"answer": "One is sunny, one rainy."})), "RAINY-15"),  # in any order
-    Line("FINAL-GO-ON", calls(("final_answer", {"answer": "The session goes on."}))),
-    Line("CODE-PLEASE", says(CODE)),
-    COMMON[-1],
+SMOLAGENTS_SCRIPT = [
+    COMMON_SCRIPT[0],
+    ScriptLine("FINAL-WEATHER", call_message(PARIS)),
+    ScriptLine("SUNNY-21", call_message(("final_answer", {"answer": "It is sunny."}))),
+    ScriptLine("FINAL-BOTH", call_message(PARIS, ROME)),
+    ScriptLine("RAINY-15", call_message(("final_answer", {"answer": "One is sunny, one rainy."}))),
+    # If the results have the other order:
+    ScriptLine("SUNNY-21", call_message(("final_answer", {"answer": "One is sunny, one rainy."})), "RAINY-15"),
+    ScriptLine("FINAL-GO-ON", call_message(("final_answer", {"answer": "The session goes on."}))),
+    ScriptLine("CODE-PLEASE", text_message(CODE)),
+    COMMON_SCRIPT[-1],
 ]
 
 
-def script(name: str) -> Callable[[Run], None]:
-    """A loop that a script of `LOOPS` goes through."""
+def script_loop(name: str) -> Callable[[Run], None]:
+    """Return the loop that runs the script `name` in `LOOPS`. The script prints its steps as JSON."""
 
     def loop(run: Run) -> None:
-        run.place.environment = {"LLAMAPOOL_URL": run.server.url, **QUIET}
-        ended = run.place.run([run.installed / "bin" / "python", LOOPS / f"{name}.py"], limit_s=LIMIT_S)
-        steps = [event for event in events(ended.out) if "step" in event]
-        for one in steps:
-            run.check(one["step"], one["done"], one.get("detail", ""))
-        run.check("exit status 0", ended.status == 0 and steps, ended)
-        until = time.monotonic() + IDLE_S
-        while run.server.busy() and time.monotonic() < until:
+        run.workspace.environment = {"LLAMAPOOL_URL": run.server.url, **QUIET}
+        result = run.workspace.run([run.installed / "bin" / "python", LOOPS / f"{name}.py"], limit_s=LOOP_LIMIT_S)
+        steps = [line for line in json_lines(result.out) if "step" in line]
+        for step in steps:
+            run.check(step["step"], step["done"], step.get("detail", ""))
+        run.check("exit status 0", result.status == 0 and steps, result)
+        deadline = time.monotonic() + IDLE_LIMIT_S
+        while run.server.n_busy_slots() and time.monotonic() < deadline:
             time.sleep(0.05)
-        run.check("all slots are free", not run.server.busy())
+        run.check("all slots are free", not run.server.n_busy_slots())
 
     return loop
 
@@ -86,24 +96,24 @@ FUNCTION = 'def get_weather(city: str) -> str:\n    "Tell the weather of a city.
 
 
 def llm(run: Run) -> None:
-    place = run.place
-    place.environment = {"LLM_USER_PATH": str(place.home / "llm"), **QUIET}
-    (place.home / "llm").mkdir()
+    workspace = run.workspace
+    workspace.environment = {"LLM_USER_PATH": str(workspace.home / "llm"), **QUIET}
+    (workspace.home / "llm").mkdir()
     settings = LLM.replace("{url}", run.server.url).replace("{model}", "scripted")
-    (place.home / "llm" / "extra-openai-models.yaml").write_text(settings, encoding="utf-8")
+    (workspace.home / "llm" / "extra-openai-models.yaml").write_text(settings, encoding="utf-8")
     binary = run.installed / "bin" / "llm"
-    ask: list[str | Path] = [binary, "-m", "scripted"]
-    tools = [*ask, "--functions", FUNCTION]
-    if talk(
+    command: list[str | Path] = [binary, "-m", "scripted"]
+    tools = [*command, "--functions", FUNCTION]
+    if run_steps(
         run,
-        ("a streamed reply", [*ask, "SAY-HELLO"], HELLO),
+        ("a streamed reply", [*command, "SAY-HELLO"], HELLO),
         ("a tool call and its result", [*tools, "WEATHER-PLEASE"], "It is sunny."),
         ("parallel calls", [*tools, "-c", "BOTH-PLEASE"], "One is sunny, one rainy."),
-        (RESUMED, [*ask, "-c", "GO-ON"], GOES_ON),
-        ("structured output", [*ask, "--schema", "city, sunny bool", "REPORT-PLEASE"], '"sunny": true'),
-        (OVERFLOW, [*ask, LONG], lambda ended: ended.status and "context" in ended.said),
+        (RESUMED, [*command, "-c", "GO-ON"], GOES_ON),
+        ("structured output", [*command, "--schema", "city, sunny bool", "REPORT-PLEASE"], '"sunny": true'),
+        (OVERFLOW, [*command, LONG], lambda result: result.status and "context" in result.output),
     ):
-        stopped(run, [*ask, "NEVER-END"])
+        check_cancellation(run, [*command, "NEVER-END"])
 
 
 # --- aider
@@ -116,29 +126,30 @@ aider --model openai/{model}
 EDIT = (
     'I change it.\n\nhello.py\n```python\n<<<<<<< SEARCH\nprint("old")\n=======\nprint("new")\n>>>>>>> REPLACE\n```\n'
 )
+AIDER_SCRIPT = [*COMMON_SCRIPT, ScriptLine("EDIT-IT", text_message(EDIT))]
 
 
 def aider(run: Run) -> None:
-    place = run.place
-    place.environment = {"OPENAI_API_BASE": f"{run.server.url}/v1", "OPENAI_API_KEY": "none", **QUIET}
-    made = place.work / "hello.py"
-    made.write_text('print("old")\n', "utf-8")
+    workspace = run.workspace
+    workspace.environment = {"OPENAI_API_BASE": f"{run.server.url}/v1", "OPENAI_API_KEY": "none", **QUIET}
+    file = workspace.work / "hello.py"
+    file.write_text('print("old")\n', "utf-8")
 
-    def edited(_: Ended) -> bool:
-        return made.read_text("utf-8") == 'print("new")\n'
+    def edited(_: ProcessResult) -> bool:
+        return file.read_text("utf-8") == 'print("new")\n'
 
     flags = ["--model", "openai/scripted", "--edit-format", "diff", "--no-git", "--yes-always", "--no-check-update"]
     flags += ["--no-show-model-warnings", "--no-analytics", "--no-show-release-notes", "--no-pretty", "--map-tokens=0"]
-    ask: list[str | Path] = [run.installed / "bin" / "aider", *flags]
-    again = [*ask, "--restore-chat-history"]
-    if talk(
+    command: list[str | Path] = [run.installed / "bin" / "aider", *flags]
+    resume = [*command, "--restore-chat-history"]
+    if run_steps(
         run,
-        ("a streamed reply", [*ask, "--message", "/ask SAY-HELLO"], HELLO),
-        ("an edit of a file", [*ask, "--message", "EDIT-IT", "hello.py"], edited),
-        (RESUMED, [*again, "--message", "/ask GO-ON"], GOES_ON),
-        (OVERFLOW, [*ask, "--message", "/ask " + LONG], lambda ended: "context" in ended.said),
+        ("a streamed reply", [*command, "--message", "/ask SAY-HELLO"], HELLO),
+        ("an edit of a file", [*command, "--message", "EDIT-IT", "hello.py"], edited),
+        (RESUMED, [*resume, "--message", "/ask GO-ON"], GOES_ON),
+        (OVERFLOW, [*command, "--message", "/ask " + LONG], lambda result: "context" in result.output),
     ):
-        stopped(run, [*ask, "--message", "/ask NEVER-END"])
+        check_cancellation(run, [*command, "--message", "/ask NEVER-END"])
 
 
 AGENTS_SDK = """\
@@ -179,7 +190,7 @@ from openai import OpenAI
 openai = OpenAI(base_url="{url}/v1", api_key="none")
 client = instructor.from_openai(openai, mode=instructor.Mode.JSON_SCHEMA)
 """
-SMOLAGENTS_SNIPPET = """\
+SMOLAGENTS = """\
 from smolagents import OpenAIServerModel, ToolCallingAgent
 
 agent = ToolCallingAgent(tools=[], model=OpenAIServerModel("{model}", api_base="{url}/v1", api_key="none"))
@@ -196,33 +207,39 @@ from ollama import Client
 
 client = Client(host="{url}")  # or: export OLLAMA_HOST={url}
 """
-SMALL = 1 << 15
+SMALL_CONTEXT = 1 << 15
 
 
-def library(name: str, version: str, package: str, folder: str, snippet: str, loop: str, lines: list[Line]) -> Program:
-    return Program(name, version, package, folder, snippet, lines, script(loop), context=SMALL)
+def library(
+    name: str,
+    version: str,
+    package: str,
+    folder: str,
+    snippet: str,
+    loop: str,
+    script: list[ScriptLine] = COMMON_SCRIPT,
+) -> Program:
+    return Program(name, version, package, folder, snippet, script, script_loop(loop), context=SMALL_CONTEXT)
 
 
 LIBRARIES = (
-    library("openai-agents", "0.24.0", "openai-agents", "agents", AGENTS_SDK, "agents_sdk", COMMON),
-    library("langchain-openai", "1.7.3", "langchain-openai", "agents", LANGCHAIN, "langchain_loop", COMMON),
-    library("Pydantic AI", "2.68.0", "pydantic-ai-slim", "agents", PYDANTIC_AI, "pydantic_ai_loop", COMMON),
-    library("smolagents", "1.26.0", "smolagents", "agents", SMOLAGENTS_SNIPPET, "smolagents_loop", SMOLAGENTS),
-    library("ollama", "0.6.3", "ollama", "agents", OLLAMA, "ollama_client", COMMON),
-    library("LlamaIndex", "0.8.1", "llama-index-llms-openai-like", "routers", LLAMA_INDEX, "llama_index_agent", COMMON),
-    library("litellm", "1.106.2", "litellm", "routers", LITELLM, "litellm_routes", COMMON),
-    library("instructor", "1.17.0", "instructor", "instructor", INSTRUCTOR, "instructor_modes", COMMON),
-    Program("llm", "0.36", "llm", "agents", LLM, COMMON, llm, context=SMALL),
-    Program(
-        "aider", "0.86.2", "aider-chat", "aider", AIDER, [*COMMON, Line("EDIT-IT", says(EDIT))], aider, context=SMALL
-    ),
-)  # fmt: skip
+    library("openai-agents", "0.24.0", "openai-agents", "agents", AGENTS_SDK, "agents_sdk"),
+    library("langchain-openai", "1.7.3", "langchain-openai", "agents", LANGCHAIN, "langchain_loop"),
+    library("Pydantic AI", "2.68.0", "pydantic-ai-slim", "agents", PYDANTIC_AI, "pydantic_ai_loop"),
+    library("smolagents", "1.26.0", "smolagents", "agents", SMOLAGENTS, "smolagents_loop", SMOLAGENTS_SCRIPT),
+    library("ollama", "0.6.3", "ollama", "agents", OLLAMA, "ollama_client"),
+    library("LlamaIndex", "0.8.1", "llama-index-llms-openai-like", "routers", LLAMA_INDEX, "llama_index_agent"),
+    library("litellm", "1.106.2", "litellm", "routers", LITELLM, "litellm_routes"),
+    library("instructor", "1.17.0", "instructor", "instructor", INSTRUCTOR, "instructor_modes"),
+    Program("llm", "0.36", "llm", "agents", LLM, COMMON_SCRIPT, llm, context=SMALL_CONTEXT),
+    Program("aider", "0.86.2", "aider-chat", "aider", AIDER, AIDER_SCRIPT, aider, context=SMALL_CONTEXT),
+)
 FIM = """\
 " llama.vim
 let g:llama_config = {'endpoint_fim': '{url}/infill', 'endpoint_inst': '{url}/v1/chat/completions'}
 " llama.vscode: "llama-vscode.endpoint": "{url}"
 " Continue: provider: llama.cpp, apiBase: {url}
 """
-FILLING = [*COMMON, Line("FILL-PLEASE", says("answer = 42"), plain=True)]
-EDITORS = (library("FIM editors", "as of 2026-11", "", "agents", FIM, "fim_editors", FILLING),)
-"""Editors that fill in the middle are no packages of a registry: `loops/fim_editors.py` sends what they send."""
+FIM_SCRIPT = [*COMMON_SCRIPT, ScriptLine("FILL-PLEASE", text_message("answer = 42"), plain=True)]
+EDITORS = (library("FIM editors", "as of 2026-11", "", "agents", FIM, "fim_editors", FIM_SCRIPT),)
+"""Plugins of editors can not be installed from a registry; `loops/fim_editors.py` sends their requests."""

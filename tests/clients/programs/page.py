@@ -1,4 +1,4 @@
-"""docs/clients.md: how each program is configured, and which steps of its loop were tested."""
+"""Writes docs/clients.md: the configuration of each program, and the tested steps of its loop."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -42,50 +42,56 @@ COLUMNS = {
     "cancel": ("a cancelled stream",),
     "overflow": ("a context overflow",),
 }
-"""Column of the table: the starts of the names of its steps."""
-_KNOWN = tuple(start for starts in COLUMNS.values() for start in starts)
+"""Columns of the table, with the prefixes of the names of their steps."""
+_IN_COLUMNS = tuple(prefix for prefixes in COLUMNS.values() for prefix in prefixes)
 CHECKS = ("exit status 0", "all slots are free", "no other request is rejected", "requests are answered")
 
 
 def page(programs: Sequence[Program], results: Sequence[Mapping[str, Any]]) -> str:
-    of = {program.name: [one for one in results if one["program"] == program.name] for program in programs}
-    shown = [program for program in programs if of[program.name]]
-    return "\n".join([HEAD, *(_section(one, of[one.name]) for one in shown), TESTED, _table(shown, of)])
+    """Return the page for the programs that have results."""
+    by_name = {program.name: [each for each in results if each["program"] == program.name] for program in programs}
+    tested = [program for program in programs if by_name[program.name]]
+    sections = (_section(program, by_name[program.name]) for program in tested)
+    return "\n".join([HEAD, *sections, TESTED, _table(tested, by_name)])
 
 
-def _section(program: Program, found: Sequence[Mapping[str, Any]]) -> str:
+def _section(program: Program, results: Sequence[Mapping[str, Any]]) -> str:
     title = f"## {program.name}"
-    paths = sorted({path for one in found for path in one["paths"]})
+    paths = sorted({path for each in results for path in each["paths"]})
     package = f"Package `{program.package}`. " if program.package else ""
-    snippet = program.configure.replace("{url}", URL).replace("{model}", MODEL).rstrip()
+    snippet = program.snippet.replace("{url}", URL).replace("{model}", MODEL).rstrip()
     lines = [title, "", f"{package}Endpoints: {', '.join(f'`{path}`' for path in paths)}.", ""]
     lines += [f"```{FENCES.get(program.name, 'python')}", snippet, "```", ""]
-    warnings = list(dict.fromkeys(part for one in found for part in one["warnings"]))
+    warnings = list(dict.fromkeys(part for each in results for part in each["warnings"]))
     if warnings:
         lines += ["`X-Llamapool-Warning` in replies:", "", *(f"- {part}" for part in warnings), ""]
     return "\n".join(lines)
 
 
-def _table(programs: Sequence[Program], of: Mapping[str, list[Mapping[str, Any]]]) -> str:
+def _table(programs: Sequence[Program], by_name: Mapping[str, list[Mapping[str, Any]]]) -> str:
     head = ["program", "version", "templates and models", *COLUMNS, "other steps"]
-    rows = [head, ["---"] * len(head), *(_row(program, of[program.name]) for program in programs)]
+    rows = [head, ["---"] * len(head), *(_row(program, by_name[program.name]) for program in programs)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
-def _row(program: Program, found: Sequence[Mapping[str, Any]]) -> list[str]:
-    steps = [(_plain(step["name"]), step["done"]) for one in found for step in one["steps"]]
-    cells = [_cell(done for name, done in steps if name.startswith(starts)) for starts in COLUMNS.values()]
-    others = dict.fromkeys(name for name, done in steps if done and not name.startswith(_KNOWN) and name not in CHECKS)
-    missing = dict.fromkeys(f"{one['family']}: {s['name']}" for one in found for s in one["steps"] if not s["done"])
+def _row(program: Program, results: Sequence[Mapping[str, Any]]) -> list[str]:
+    steps = [(_plain(step["name"]), step["done"]) for each in results for step in each["steps"]]
+    cells = [_cell(done for name, done in steps if name.startswith(prefixes)) for prefixes in COLUMNS.values()]
+    others = dict.fromkeys(
+        name for name, done in steps if done and not name.startswith(_IN_COLUMNS) and name not in CHECKS
+    )
+    missing = dict.fromkeys(
+        f"{each['family']}: {step['name']}" for each in results for step in each["steps"] if not step["done"]
+    )
     rest = "; ".join(others) + (f" **Not done:** {'; '.join(missing)}" if missing else "")
-    families = ", ".join(dict.fromkeys(str(one["family"]) for one in found))
+    families = ", ".join(dict.fromkeys(str(each["family"]) for each in results))
     return [f"[{program.name}](#{program.name.lower().replace(' ', '-')})", program.version, families, *cells, rest]
 
 
 def _plain(step: str) -> str:
     """Return the step's name without its API (``chat: a streamed reply``) if the table has a column for it."""
     name = step.rpartition(": ")[2]
-    return name if name.startswith(_KNOWN) else step
+    return name if name.startswith(_IN_COLUMNS) else step
 
 
 def _cell(done: Iterable[bool]) -> str:

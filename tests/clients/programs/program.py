@@ -1,21 +1,22 @@
-"""What a program under test is, and what its loop reports."""
+"""A program under test, and the results of its loop."""
 
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.clients.programs.harness import Ended, Server, Workplace
-from tests.clients.programs.scripted_model import Line
+from tests.clients.programs.harness import ProcessResult, Server, Workspace
+from tests.clients.programs.scripted_model import ScriptLine
 
 CONTEXT = 1 << 16
 
 
 @dataclass(frozen=True)
 class Step:
-    """One part of a loop. ``detail`` says what was seen where it was not done."""
+    """A checked part of a loop. ``detail``: the program's output if the check failed."""
 
     name: str
     done: bool
@@ -24,78 +25,73 @@ class Step:
 
 @dataclass
 class Run:
-    """A program's loop on one family."""
+    """A program's loop with the chat template of one model family, or with a real model."""
 
     program: "Program"
     family: str
     server: Server
-    place: Workplace
+    workspace: Workspace
     installed: Path
     steps: list[Step] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # figures for the page
 
-    def check(self, name: str, done: object, seen: Ended | str = "") -> bool:
-        """Note a step; `seen` is kept where it was not done."""
-        text = seen if isinstance(seen, str) else f"status {seen.status}: {seen.said}"
+    def check(self, name: str, done: object, output: ProcessResult | str = "") -> bool:
+        """Add a step, with the end of `output` if it was not done. Return whether it was done."""
+        text = output if isinstance(output, str) else f"status {output.status}: {output.output}"
         self.steps.append(Step(name, bool(done), "" if done else text[-1500:]))
         return bool(done)
 
     def binary(self, pattern: str) -> Path:
-        """The installed file that is meant; the first one where packages for several systems match."""
+        """Return the first installed file that matches; there may be one for each operating system."""
         return sorted(self.installed.glob(pattern))[0]
 
-    def refused(self) -> list[str]:
-        """What the server answered with an error, less what the script provoked."""
-        kept = []
-        for one in self.server.asked():
-            status = one["status"]
-            if (status or 0) >= 400 or (status is None and not one["left"]):
-                kept.append(f"{one['method']} {one['path']}: {status} {one['reply'][:300]}")
-        return kept
+    def failed_requests(self) -> list[str]:
+        """Return a line for each request with an error status or without a reply."""
+        return [
+            f"{request['method']} {request['path']}: {request['status']} {request['reply'][:300]}"
+            for request in self.server.requests()
+            if (request["status"] or 0) >= 400 or (request["status"] is None and not request["disconnected"])
+        ]
 
 
 @dataclass(frozen=True)
 class Program:
-    """A client, pinned: how it is installed, configured, and gone through."""
+    """A client at a pinned version, its configuration and its loop."""
 
     name: str
     version: str
-    package: str  # as its registry has it
+    package: str  # name in its registry
     folder: str  # of the installation
-    configure: str  # for users: shown in docs/clients.md, with {url} for the server's address
-    lines: Sequence[Line]
+    snippet: str  # the configuration in docs/clients.md, with {url} and {model}
+    script: Sequence[ScriptLine]
     loop: Callable[[Run], None]
     families: Sequence[str] = ("qwen3",)
     context: int = CONTEXT
     flags: Sequence[str] = ()
 
 
-def calls(*wanted: tuple[str, Mapping[str, Any]], content: str = "", thoughts: str = "") -> dict[str, Any]:
-    """An assistant's message that calls tools."""
-    made = [
+def call_message(*calls: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return an assistant message that calls tools, given as names and arguments."""
+    tool_calls = [
         {"id": call_id(name, arguments), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
-        for name, arguments in wanted
+        for name, arguments in calls
     ]
-    message: dict[str, Any] = {"content": content, "tool_calls": made}
-    return {**message, "reasoning_content": thoughts, "thinking": thoughts} if thoughts else message
+    return {"content": "", "tool_calls": tool_calls}
 
 
 def call_id(name: str, arguments: Mapping[str, Any]) -> str:
-    """Nine characters, as Mistral's models write them. Each call has its own: clients tell calls apart by it."""
+    """Return an id of nine characters, the format of Mistral's models. Clients distinguish calls by it."""
     return f"c{zlib.crc32(repr((name, dict(arguments))).encode()):08x}"
 
 
-def says(text: str, thoughts: str = "") -> dict[str, Any]:
-    return {"content": text, **({"reasoning_content": thoughts, "thinking": thoughts} if thoughts else {})}
+def text_message(text: str, reasoning: str = "") -> dict[str, Any]:
+    return {"content": text, **({"reasoning_content": reasoning, "thinking": reasoning} if reasoning else {})}
 
 
-def events(text: str) -> list[dict[str, Any]]:
-    """The lines of JSON in what a program printed."""
-    found = []
-    for line in text.splitlines():
+def json_lines(output: str) -> list[dict[str, Any]]:
+    """Return the lines of a program's output that are JSON objects."""
+    objects = []
+    for line in output.splitlines():
         if line.startswith("{"):
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
-    return found
+            with suppress(ValueError):
+                objects.append(json.loads(line))
+    return objects

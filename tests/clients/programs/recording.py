@@ -1,4 +1,4 @@
-"""What a client asked and what it was answered, as lines of JSON: a wrapper around the application."""
+"""Record requests and replies as lines of JSON, in a wrapper around the ASGI application."""
 
 import json
 import threading
@@ -8,13 +8,13 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-KEPT_BYTES = 1 << 20  # of a reply
-OWN = ("/health", "/slots")  # what the run itself asks
+MAX_REPLY_BYTES = 1 << 20  # recorded of a reply
+UNRECORDED = ("/health", "/slots")  # requested by the harness
 HEADERS = ("user-agent", "content-type", "accept", "anthropic-version", "anthropic-beta", "openai-beta", "upgrade")
 
 
 class Recorder:
-    """Writes one line for every request when it has ended; ``left`` when the client hung up first."""
+    """Writes one line for each finished request. ``disconnected``: the client closed the connection first."""
 
     def __init__(self, app: ASGIApp, path: Path) -> None:
         self._app = app
@@ -22,33 +22,33 @@ class Recorder:
         self._lock = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OWN:
+        if scope["type"] != "http" or scope["path"] in UNRECORDED:
             await self._app(scope, receive, send)
             return
-        sent, answered = bytearray(), bytearray()
-        seen: dict[str, Any] = {"status": None, "whole": False, "left": False, "warning": None}
+        body, reply = bytearray(), bytearray()
+        outcome: dict[str, Any] = {"status": None, "complete": False, "disconnected": False, "warning": None}
 
-        async def hear() -> Message:
+        async def record_received() -> Message:
             message = await receive()
             if message["type"] == "http.request":
-                sent.extend(message.get("body", b""))
-            elif not seen["whole"]:
-                seen["left"] = True
+                body.extend(message.get("body", b""))
+            elif not outcome["complete"]:
+                outcome["disconnected"] = True
             return message
 
-        async def say(message: Message) -> None:
+        async def record_sent(message: Message) -> None:
             if message["type"] == "http.response.start":
-                seen["status"] = message["status"]
-                names = {k.decode().lower(): v.decode() for k, v in message["headers"]}
-                seen["warning"] = names.get("x-llamapool-warning")
+                outcome["status"] = message["status"]
+                headers = {k.decode().lower(): v.decode() for k, v in message["headers"]}
+                outcome["warning"] = headers.get("x-llamapool-warning")
             elif message["type"] == "http.response.body":
-                answered.extend(message.get("body", b"")[: max(0, KEPT_BYTES - len(answered))])
-                seen["whole"] = not message.get("more_body", False)
+                reply.extend(message.get("body", b"")[: max(0, MAX_REPLY_BYTES - len(reply))])
+                outcome["complete"] = not message.get("more_body", False)
             await send(message)
 
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
-            await self._app(scope, hear, say)
+            await self._app(scope, record_received, record_sent)
         finally:
             headers = {k.decode(): v.decode("latin-1") for k, v in scope["headers"]}
             self._write(
@@ -57,10 +57,10 @@ class Recorder:
                     "path": scope["path"],
                     "query": scope["query_string"].decode(),
                     "headers": {name: headers[name] for name in HEADERS if name in headers},
-                    "body": _json(bytes(sent)),
-                    **seen,
-                    "seconds": round(time.monotonic() - began, 3),
-                    "reply": bytes(answered).decode("utf-8", "replace"),
+                    "body": _json(bytes(body)),
+                    **outcome,
+                    "seconds": round(time.monotonic() - started_at, 3),
+                    "reply": bytes(reply).decode("utf-8", "replace"),
                 }
             )
 

@@ -1,7 +1,7 @@
-"""A model whose part is written down: behind the engine's protocols, in place of the native library.
+"""A model that follows a script: it implements the engine's protocols instead of the native library.
 
-A script is a list of lines. The line whose cue stands last in the prompt is what the model says next; so a loop goes on
-by what the client sends back (a tool's output has the next cue), and a client that loses something gets stuck.
+A script is a list of lines with cues. The model's next reply is the line whose cue occurs last in the prompt. A client
+triggers the next line by what it sends, such as a tool's output, so a client that loses text repeats a line.
 """
 
 import json
@@ -23,60 +23,59 @@ from tests.support.fakes import FakeLoader, FakeRunner, FakeSampler, FakeWeights
 
 N_BATCH = 4096
 N_SEQ = 4
-SLOW_S = 0.005  # of a token of somebody who speaks slowly
+SLOW_TOKEN_S = 0.005  # delay of each token of a slow reply
 
 
 @dataclass(frozen=True)
-class Line:
-    """``say`` is an assistant's message in OpenAI's form. It is meant where the prompt has the text ``needs``, and not
-    the text ``lacks``."""
+class ScriptLine:
+    """A reply: an assistant ``message`` in OpenAI's format, for prompts that contain ``needs`` and not ``lacks``."""
 
     cue: str
-    say: Mapping[str, Any]
+    message: Mapping[str, Any]
     needs: str = ""
     lacks: str = ""
-    plain: bool = False  # no turn of a chat: the text alone
-    repeat: int = 1  # times that its content is said; then slowly, so that somebody can come in between
+    plain: bool = False  # the reply is the text alone, without the markup of a chat turn
+    repeat: int = 1  # repetitions of the content; if several, the reply is slow, so that it can be cancelled
 
-    def meant(self, prompt: str) -> bool:
-        """Whether it may come behind that prompt."""
+    def applies(self, prompt: str) -> bool:
+        """Return whether the line may follow `prompt`."""
         return self.needs in prompt and not (self.lacks and self.lacks in prompt)
 
 
 @dataclass(frozen=True)
 class Script:
-    """What the model says in a family's words."""
+    """The replies of a model of one family."""
 
     family: Family
-    lines: Sequence[Line]
-    otherwise: str = "Fine."
+    lines: Sequence[ScriptLine]
+    default: str = "Fine."
 
-    def answer(self, prompt: str) -> tuple[str, bool]:
-        """The text of the model's turn, less what `prompt` has already begun of it; and whether it is said slowly."""
-        cued = [(prompt.rfind(line.cue), i) for i, line in enumerate(self.lines) if line.meant(prompt)]
-        at, i = max(cued, default=(-1, 0))
-        line = self.lines[i] if at >= 0 else Line("", {"content": self.otherwise})
-        say = dict(line.say)
+    def reply(self, prompt: str) -> tuple[str, bool]:
+        """Return the rest of the model's turn after `prompt`, which may contain its start; and whether it is slow."""
+        cues = [(prompt.rfind(line.cue), i) for i, line in enumerate(self.lines) if line.applies(prompt)]
+        at, i = max(cues, default=(-1, 0))
+        line = self.lines[i] if at >= 0 else ScriptLine("", {"content": self.default})
+        message = dict(line.message)
         if line.repeat > 1:
-            say["content"] = say["content"] * line.repeat
-        text = say["content"] if line.plain else self.family.turn(say)
-        for n in range(min(len(text), 200), 0, -1):  # a turn that the prompt has opened: thoughts that are switched off
+            message["content"] = message["content"] * line.repeat
+        text = message["content"] if line.plain else self.family.turn(message)
+        for n in range(min(len(text), 200), 0, -1):  # a prompt that disables reasoning contains empty reasoning
             if prompt.endswith(text[:n]):
                 return text[n:], line.repeat > 1
         return text, line.repeat > 1
 
     @classmethod
     def read(cls, path: Path, family: Family) -> "Script":
-        """From a file of JSON: a list of lines."""
-        return cls(family, [Line(**line) for line in json.loads(path.read_text(encoding="utf-8"))])
+        """Read the lines from a JSON file."""
+        return cls(family, [ScriptLine(**line) for line in json.loads(path.read_text(encoding="utf-8"))])
 
 
 class ScriptedVocab:
-    """Bytes, pairs of printable characters (so that prompts are of a usual length), and a family's control tokens."""
+    """Bytes, pairs of printable characters (for a realistic number of tokens), and a family's control tokens."""
 
     eog: frozenset[int]
     sep = -1
-    add_bos = False  # templates write it
+    add_bos = False  # templates contain it
     add_eos = False
     add_sep = False
     fim_repo = fim_sep = -1
@@ -90,7 +89,8 @@ class ScriptedVocab:
         self._ids = {piece: token for token, piece in enumerate(plain)}
         self._special = {text: len(plain) + i for i, text in enumerate(self._control)}
         self._first_special = len(plain)
-        self._cut = re.compile("(" + "|".join(map(re.escape, sorted(self._control, key=len, reverse=True))) + ")")
+        longest_first = sorted(self._control, key=len, reverse=True)
+        self._control_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
         self.n_tokens = len(self._pieces)
         self.fim_prefix, self.fim_suffix, self.fim_middle = (self._special[text] for text in self._control[:3])
         self.bos = self._special[family.bos] if family.bos else -1
@@ -98,9 +98,9 @@ class ScriptedVocab:
         self.eos = self._special[family.ends[0]]
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """No token is longer than two bytes, but for control tokens."""
+        """Return pairs of characters where possible, otherwise bytes; and control tokens if `parse_special`."""
         tokens: list[int] = []
-        for part in self._cut.split(text) if parse_special else (text,):
+        for part in self._control_pattern.split(text) if parse_special else (text,):
             if parse_special and part in self._special:
                 tokens.append(self._special[part])
             else:
@@ -126,85 +126,87 @@ class ScriptedVocab:
 
 
 @dataclass
-class Part:
-    """What a sequence is about to say, and where in its cells that begins."""
+class Turn:
+    """The scripted tokens of a sequence, and the position of the first one."""
 
     start: int
     tokens: list[int] = field(default_factory=list)
-    slow: bool = False
+    is_slow: bool = False
 
-    def goes_on(self, said: Sequence[int]) -> bool:
-        """Whether what stands behind its start is what it has to say."""
-        return said == self.tokens[: len(said)]
+    def matches(self, cells: Sequence[int]) -> bool:
+        """Return whether `cells`, which follow the start, are the first tokens of the turn."""
+        return cells == self.tokens[: len(cells)]
 
 
 class ScriptedRunner(FakeRunner):
-    """`FakeRunner`, with all that it proves about cells, over a script."""
+    """`FakeRunner`, with its checks of cells, that samples the tokens of a script."""
 
     def __init__(self, script: Script, vocab: ScriptedVocab, n_ctx_seq: int) -> None:
         super().__init__(n_seq=N_SEQ, n_ctx_seq=n_ctx_seq, n_batch=N_BATCH)
         self.info: RunnerInfo = replace(self.info, turn_ends=vocab.eog)
         self.vocab: Any = vocab
         self.script = script
-        self.parts: dict[int, list[Part]] = defaultdict(list)  # a wrong guess begins one that ends with its removal
-        self.wanted: list[int] = []  # the next token behind each wanted output
+        self.turns: dict[int, list[Turn]] = defaultdict(list)  # a rejected draft token starts one that its removal ends
+        self.next_tokens: list[int] = []  # after each requested output
 
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
-        """As the library's; the script is asked once for every turn."""
+        """Decode like the library. The script is evaluated once for each turn."""
         assert not self.closed
         if any(entry.pos + len(entry.tokens) > self.info.n_ctx_seq for entry in entries):
             return False
-        self.wanted = []
-        slow = (entry for entry in entries if any(part.slow for part in self.parts[entry.seq][-1:]))
-        time.sleep(SLOW_S * max((len(entry.tokens) for entry in slow), default=0))  # guesses take their time, too
+        self.next_tokens = []
+        slow = (entry for entry in entries if any(turn.is_slow for turn in self.turns[entry.seq][-1:]))
+        time.sleep(SLOW_TOKEN_S * max((len(entry.tokens) for entry in slow), default=0))  # draft tokens are slow, too
         for entry in entries:
             cells = self.cells[entry.seq]
-            assert entry.pos == len(cells), f"position {entry.pos} of a sequence of {len(cells)}"
+            assert entry.pos == len(cells), f"position {entry.pos} in a sequence of {len(cells)} tokens"
             cells.extend(entry.tokens)
             self.computed_by[entry.seq].extend([self.adapters_now] * len(entry.tokens))
-            self.wanted += [self._behind(entry.seq, n) for n in range(len(cells) - entry.n_outputs + 1, len(cells) + 1)]
+            ends = range(len(cells) - entry.n_outputs + 1, len(cells) + 1)
+            self.next_tokens += [self._next_token(entry.seq, n) for n in ends]
         return True
 
-    def _behind(self, seq: int, n: int) -> int:
-        cells, parts = self.cells[seq], self.parts[seq]
-        begun = (part for part in reversed(parts) if part.start <= n)
-        part = next((part for part in begun if part.goes_on(cells[part.start : n])), None)
-        if part is None:
+    def _next_token(self, seq: int, n: int) -> int:
+        """Return the scripted token after the first `n` cells of a sequence."""
+        cells, turns = self.cells[seq], self.turns[seq]
+        started = (turn for turn in reversed(turns) if turn.start <= n)
+        turn = next((turn for turn in started if turn.matches(cells[turn.start : n])), None)
+        if turn is None:
             prompt = self.vocab.detokenize(cells[:n]).decode("utf-8", "replace")
-            said, slow = self.script.answer(prompt)
-            part = Part(n, self.vocab.tokenize(said, add_special=False, parse_special=True), slow)
-            parts.append(part)
-        told = n - part.start
-        return part.tokens[told] if told < len(part.tokens) else self.vocab.eos
+            text, is_slow = self.script.reply(prompt)
+            turn = Turn(n, self.vocab.tokenize(text, add_special=False, parse_special=True), is_slow)
+            turns.append(turn)
+        at = n - turn.start
+        return turn.tokens[at] if at < len(turn.tokens) else self.vocab.eos
 
     def _draw(self, output: int, sampler: FakeSampler) -> int:
-        token = self.wanted[output]
+        token = self.next_tokens[output]
         return self.vocab.bos if sampler.params.ignore_eos and token in self.vocab.eog else token
 
     def _masked(self, token: int, mask: Mask) -> int:
-        """What the script says; else the end, or the least token that is allowed: then a client's loop shows it."""
+        """Return the first allowed token: the scripted one, an end token, or the lowest id, with which a step fails."""
         bits = bytes(mask)
-        every = (token, *sorted(self.vocab.eog), *range(self.vocab.n_tokens))
-        allowed: int | None = next((each for each in every if bits[each // 8] >> (each % 8) & 1), None)
+        candidates = (token, *sorted(self.vocab.eog), *range(self.vocab.n_tokens))
+        allowed: int | None = next((each for each in candidates if bits[each // 8] >> (each % 8) & 1), None)
         if allowed is None:
             raise InternalError("no token is allowed")
         return allowed
 
     def logprobs(self, output: int, token: int, n_top: int) -> TokenLogprob:
-        one = TokenLogprob(token, self.vocab.piece(token), -0.1)
-        return TokenLogprob(token, self.vocab.piece(token), -0.1, (one,) * min(1, n_top))
+        sampled = TokenLogprob(token, self.vocab.piece(token), -0.1)
+        return replace(sampled, top=(sampled,) * min(1, n_top))
 
     def seq_remove(self, seq: int, pos: int) -> bool:
-        self.parts[seq] = [part for part in self.parts[seq] if part.start <= pos]
+        self.turns[seq] = [turn for turn in self.turns[seq] if turn.start <= pos]
         return super().seq_remove(seq, pos)
 
     def seq_copy(self, source: int, target: int) -> None:
-        self.parts.pop(target, None)
+        self.turns.pop(target, None)
         super().seq_copy(source, target)
 
 
 class ScriptedLoader(FakeLoader):
-    """Loads the same part for every model, whatever file it names."""
+    """Loads the same script for every model file."""
 
     def __init__(self, script: Script, n_ctx: int) -> None:
         super().__init__()
@@ -217,7 +219,7 @@ class ScriptedLoader(FakeLoader):
         vocab = ScriptedVocab(family)
         weights = FakeWeights(spec, lambda: ScriptedRunner(self.script, vocab, self.n_ctx))
         weights.vocab = vocab  # type: ignore[assignment]
-        facts: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "bos_token": family.bos,
             "eos_token": family.ends[0],
             "add_bos": False,
@@ -225,6 +227,6 @@ class ScriptedLoader(FakeLoader):
             "n_vocab": vocab.n_tokens,
             "n_ctx_train": self.n_ctx,
         }
-        weights.info: ModelInfo = replace(weights.info, **facts)  # type: ignore[misc]
+        weights.info: ModelInfo = replace(weights.info, **metadata)  # type: ignore[misc]
         self.loaded.append(weights)
         return weights

@@ -1,6 +1,6 @@
-"""``python -m tests.clients.programs.scripted_server`` is ``python -m server`` over a scripted model.
+"""``python -m tests.clients.programs.scripted_server``: ``python -m server`` with a scripted model, and a record.
 
-It reads the flags of its own and hands the others to the server's own command line.
+Flags that are not its own are passed to the server.
 """
 
 import argparse
@@ -23,19 +23,19 @@ def main() -> int:
     options.add_argument("--script", type=Path)
     options.add_argument("--record", type=Path, required=True)
     options.add_argument("--context", type=int, default=1 << 17)
-    own, words = options.parse_known_args()
-    make = app.create_app
+    own, flags = options.parse_known_args()
+    create_app = app.create_app
 
-    def recorded(*given: Any, **named: Any) -> FastAPI:
-        made = make(*given, **named)
-        made.middleware_stack = Recorder(made.build_middleware_stack(), own.record)
-        return made
+    def create_recorded_app(*args: Any, **kwargs: Any) -> FastAPI:
+        application = create_app(*args, **kwargs)
+        application.middleware_stack = Recorder(application.build_middleware_stack(), own.record)
+        return application
 
-    app.create_app = recorded
-    if own.family is not None:  # else: a real model, recorded
+    app.create_app = create_recorded_app
+    if own.family is not None:  # otherwise a real model
         script = Script.read(own.script, family(own.family, own.templates))
         model_pool.loader_factory = cast(Any, lambda _: lambda: ScriptedLoader(script, own.context))
-    return cli.main(words)
+    return cli.main(flags)
 
 
 if __name__ == "__main__":

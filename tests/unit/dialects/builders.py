@@ -1,10 +1,10 @@
-"""Short ways to a model, events and parsed chunks."""
+"""Builders: a model without weights, engine events, parsed SSE chunks, scripted parsers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import orjson
 
@@ -13,7 +13,7 @@ from server.chat.prepare import decide
 from server.chat.prompt import Prompt
 from server.dialects.chat.parse import ChatTools
 from server.dialects.common import Header
-from server.dialects.constraints import ConstraintFields, read_shape
+from server.dialects.constraints import ConstraintFields, read_response_format
 from server.dialects.fields import parse
 from server.engine.lora import Adapter
 from server.engine.request import (
@@ -30,17 +30,40 @@ from server.formats.parsing.reasoning import open_reasoning
 from server.pool.protocols import MediaReader
 from server.pool.spec import ChatParams, LoadParams, ModelSpec
 from server.structured.constraint import Constraint
+from server.structured.grammar.compiler import GrammarCompiler
 from server.structured.grammar.matcher import MatcherConstraint
 from server.structured.reasoning_end import ReasoningBudget
-from tests.support.fakes import CHATML, FakeVocab
-from tests.unit.structured.builders import BYTES
+from tests.support.fakes import CHATML, EOS, FakeVocab
+from tests.unit.structured.builders import BYTES, takes
 
 HEADER = Header("demo", "chatcmpl-1", 1700000000)
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+SCHEMA = {"type": "object", "properties": {"b": {"const": 1}}, "required": ["b"], "additionalProperties": False}
+RESPONSE_FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+
+
+class PieceVocab(FakeVocab):
+    """`FakeVocab` in which the tokens of `pieces` have these texts; `control` has control tokens by their text."""
+
+    def __init__(self, pieces: Mapping[int, bytes], control: Mapping[str, int] | None = None) -> None:
+        super().__init__()
+        self._pieces, self._control = pieces, control or {}
+
+    def piece(self, token: int, *, special: bool = True) -> bytes:
+        return self._pieces[token] if token in self._pieces else super().piece(token, special=special)
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        if parse_special and text in self._control:
+            return [self._control[text]]
+        return super().tokenize(text, add_special=add_special, parse_special=parse_special)
 
 
 @dataclass
 class FakeConstraint:
-    """Remembers what it was made from."""
+    """A constraint that records what it was compiled from."""
 
     kind: str
     source: Any = None
@@ -50,7 +73,7 @@ class FakeConstraint:
 
 
 class FakeCompiler:
-    """Makes `FakeConstraint`s."""
+    """A grammar compiler that returns `FakeConstraint`s."""
 
     def json_schema(self, schema: Any) -> FakeConstraint:
         return FakeConstraint("json_schema", schema)
@@ -78,11 +101,16 @@ def make_model(
     fim: str = "file",
     spm_infill: bool = False,
     media: MediaReader | None = None,
+    vocab: FakeVocab | None = None,
+    compiles: bool = False,
 ) -> Any:
-    """What a wire format reads of a `LoadedModel`, without an engine."""
+    """Return the attributes of a `LoadedModel` that dialects read, without an engine.
+
+    ``compiles``: grammars are compiled by llguidance instead of `FakeCompiler`.
+    """
     from server.templates.template import ChatTemplate
 
-    vocab = FakeVocab(fim)
+    vocab = vocab or FakeVocab(fim)
     return SimpleNamespace(
         spec=ModelSpec(
             id="demo",
@@ -97,7 +125,7 @@ def make_model(
         media=media,
         engine=SimpleNamespace(n_slots=n_slots, n_ctx_seq=n_ctx, adapters=adapters),
         template=ChatTemplate(template, bos_token="<s>", eos_token="</s>"),
-        grammar=FakeCompiler(),
+        grammar=GrammarCompiler(vocab) if compiles else FakeCompiler(),
     )
 
 
@@ -122,68 +150,72 @@ def finished(
     return Finished(index, reason, stopping_word, n_prompt, n_cached, n_predicted, timings, 0, 7)
 
 
-def logprob(piece: bytes, value: float = -0.5, *, token: int = 1) -> TokenLogprob:
-    return TokenLogprob(token, piece, value, ())
-
-
 def chunks(raw: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The parsed events; checks that each is one whole event. [DONE] is left out."""
-    found = []
+    """Parse events, each of which must be one whole SSE event. [DONE] is dropped."""
+    parsed = []
     for event in raw:
         assert event.startswith(b"data: ")
         assert event.endswith(b"\n\n")
         assert event.count(b"\n") == 2
         if event != b"data: [DONE]\n\n":
-            found.append(orjson.loads(event[6:]))
-    return found
+            parsed.append(orjson.loads(event[6:]))
+    return parsed
 
 
-def answer_of(
+def constraint_for(
     model: Any,
-    opened: str = "",
+    prompt_text: str = "",
     *,
     tools: Tools | None = None,
-    thinks: bool = True,
-    opens: bool = True,
+    may_reason: bool = True,
+    opens_turn: bool = True,
     prefilled: str = "",
     reasoning_format: str = "auto",
     **fields: object,
 ) -> Constraint | None:
-    """What holds behind a prompt that ends with `opened`, for a body with these fields."""
-    asked = parse(ConstraintFields, fields)
-    thinking = ReasoningSettings(format=reasoning_format)
-    conversation = Conversation((), tools or Tools(), thinking, read_shape(asked), asked.lazy)
+    """Return the constraint of a reply to the prompt `prompt_text`, for a body with these fields."""
+    body = parse(ConstraintFields, fields)
+    reasoning = ReasoningSettings(format=reasoning_format)
+    conversation = Conversation((), tools or Tools(), reasoning, read_response_format(body), body.lazy)
     chat_format = model.template.chat_format(tools=bool(conversation.tools.tools))
-    thoughts = open_reasoning(opened, chat_format.reasoning_tags)
-    prompt = Prompt((), opened, chat_format, thinks, ReasoningBudget(), thoughts, prefilled=prefilled, opens=opens)
+    begun = open_reasoning(prompt_text, chat_format.reasoning_tags)
+    budget = ReasoningBudget()
+    prompt = Prompt((), prompt_text, chat_format, may_reason, budget, begun, prefilled=prefilled, opens_turn=opens_turn)
     return decide(conversation, prompt, model).constraint
 
 
-def tools_of(tools: object, choice: object = None, parallel: bool | None = None) -> Tools:
-    """A chat's tools, without those that are skipped."""
-    return ChatTools(tools).finish(choice, parallel, [])
+def accepts(constraint: Constraint | None, text: str) -> bool:
+    """Return whether the constraint allows exactly `text`. Advances the constraint."""
+    assert constraint is not None
+    return takes(constraint, text.encode()) and (constraint.finished or constraint.allows(EOS))
 
 
-class Scripted:
-    """A parser that maps each text to pieces. What it doesn't know is content."""
+def parse_tools(tools: object, choice: object = None) -> Tools:
+    """Parse ``tools`` and ``tool_choice`` of a chat."""
+    return ChatTools(tools).finish(choice, None, [])
 
-    SCRIPT: ClassVar[Mapping[str, list[Piece]]] = {}
+
+@dataclass
+class ScriptedParser:
+    """A parser that maps each text to the pieces in `script`; any other text is content."""
+
+    script: Mapping[str, Sequence[Piece]] = field(default_factory=dict)
 
     def feed(self, text: str) -> list[Piece]:
-        return self.SCRIPT.get(text, [ContentText(text)])
+        return list(self.script.get(text, [ContentText(text)]))
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         return []
 
 
-class Turns:
-    """A parser that gives the n-th of these for the n-th text, and the one that is left at the end."""
+class SequenceParser:
+    """A parser that returns the n-th list of `pieces` for the n-th text, and the next one at the end."""
 
-    def __init__(self, *turns: Sequence[Piece]) -> None:
-        self._turns = iter(turns)
+    def __init__(self, *pieces: Sequence[Piece]) -> None:
+        self._pieces = iter(pieces)
 
     def feed(self, _text: str) -> list[Piece]:
-        return list(next(self._turns))
+        return list(next(self._pieces))
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        return list(next(self._turns, ()))
+        return list(next(self._pieces, ()))

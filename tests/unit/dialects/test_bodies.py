@@ -1,6 +1,6 @@
-"""Replace each value of a body of `bodies.yaml`, and compare the field that is refused with `bodies.txt`.
+"""Replace each value of the bodies in `bodies.yaml` by odd ones; `bodies.txt` has the field that each error names.
 
-``python -m tests.unit.dialects.test_bodies`` writes the file again; the difference shows what parsing changed.
+``python -m tests.unit.dialects.test_bodies`` writes `bodies.txt` again.
 """
 
 import copy
@@ -19,27 +19,27 @@ from server.dialects.messages.parse import parse_messages
 from server.dialects.native.parse import InfillBody, parse_infill, parse_native
 from server.dialects.native.tokens import read_detokenize, read_tokenize
 from server.dialects.ollama.parse import OllamaChatBody, parse_generate
-from server.dialects.ollama.parse import parse_chat as read_ollama_chat
+from server.dialects.ollama.parse import parse_chat as parse_ollama_chat
 from server.dialects.responses.parse import parse_response
 from server.dialects.vectors import EmbeddingsBody, read_embeddings, read_rerank
 from server.dialects.warnings import WARNING_HEADER, as_header, unused_fields
 from server.errors import InvalidRequest
 from tests.support.yaml_text import loaded
 
-Read = Callable[[dict[str, Any]], object]
+Parse = Callable[[dict[str, Any]], object]
 MISSING: Any = object()
-STRANGE: tuple[Any, ...] = (
+ODD_VALUES: tuple[Any, ...] = (
     *(MISSING, None, True, 0, -1, 1.5, 1e300, 2**63, "", "a", "\x00", "\u202e\ufffe"),
     *([], [[]], [None], [1], ["a"], [{}], {}, {"a": 1}, {"type": None}, {"type": "function"}, {"type": []}),
     *({"$ref": "#"}, [{"type": "text"}], [{"type": "text", "text": 1}], {"role": "user"}),
 )
-"""The values, in the order of the letters in `bodies.txt`: ``a`` removes the value, ``b`` is null, and so on."""
+"""Each has a letter in `bodies.txt`: ``a`` removes the value, ``b`` is null, ``c`` is true, and so on."""
 GOLDEN = Path(__file__).parent / "bodies.txt"
-READERS: dict[str, Read] = {
+PARSERS: dict[str, Parse] = {
     "chat": parse_chat,
     "messages": parse_messages,
     "responses": parse_response,
-    "ollama": read_ollama_chat,
+    "ollama": parse_ollama_chat,
     "generate": parse_generate,
     "completion": parse_completion,
     "native": parse_native,
@@ -50,78 +50,78 @@ READERS: dict[str, Read] = {
     "detokenize": read_detokenize,
 }
 BODIES = loaded(Path(__file__).with_name("bodies.yaml"))
-FORMATS: dict[str, tuple[Read, dict[str, Any]]] = {name: (READERS[name], body) for name, body in BODIES.items()}
+DIALECTS: dict[str, tuple[Parse, dict[str, Any]]] = {name: (PARSERS[name], body) for name, body in BODIES.items()}
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if at:
         yield at
     for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield from places(value[key], (*at, key))
+        yield from paths(value[key], (*at, key))
 
 
 def replaced(body: Any, at: Sequence[Any], value: Any) -> Any:
-    """Return `body` with `value` at `at`; what lies beside that path is shared."""
-    made, (key, *inner) = copy.copy(body), at
+    """Return a copy of `body` with `value` at the path `at`. Values outside of the path are shared."""
+    changed, (key, *inner) = copy.copy(body), at
     if inner:
-        made[key] = replaced(body[key], inner, value)
+        changed[key] = replaced(body[key], inner, value)
     elif value is MISSING:
-        del made[key]
+        del changed[key]
     else:
-        made[key] = value
-    return made
+        changed[key] = value
+    return changed
 
 
-def outcome(read: Read, body: dict[str, Any]) -> str:
-    """Return the field that the refusal names, or "+" if the body is accepted."""
+def outcome(parse_body: Parse, body: dict[str, Any]) -> str:
+    """Return the field that the error names, "-" if it names none, "+" if the body is accepted."""
     try:
-        read(body)
+        parse_body(body)
     except InvalidRequest as error:
         return error.param or "-"
     return "+"
 
 
-def bounds(read: Read, body: dict[str, Any], at: tuple[Any, ...], value: int) -> str:
-    """Return the smallest and the largest whole number that is accepted at `at`."""
+def bounds(parse_body: Parse, body: dict[str, Any], at: tuple[Any, ...], value: int) -> str:
+    """Return the smallest and the largest integer that is accepted at `at`."""
     found = []
-    for end in (-(2**63), 2**64 - 1):  # what orjson reads
+    for end in (-(2**63), 2**64 - 1):  # the range of orjson
         inside, outside = value, end
         while abs(outside - inside) > 1:
             middle = (inside + outside) // 2
-            accepted = outcome(read, replaced(body, at, middle)) == "+"
+            accepted = outcome(parse_body, replaced(body, at, middle)) == "+"
             inside, outside = (middle, outside) if accepted else (inside, middle)
-        found.append(str(inside) if outcome(read, replaced(body, at, end)) != "+" else "any")
+        found.append(str(inside) if outcome(parse_body, replaced(body, at, end)) != "+" else "any")
     return " to ".join(found)
 
 
 def lines(name: str) -> Iterator[str]:
-    """Yield for each place of a format's body: the place, and which values are accepted or refused in which name."""
-    read, body = FORMATS[name]
-    read(body)
-    for at in places(body):
+    """Yield a line for each path of a dialect's body: the letters of the values, by the field that the error names."""
+    parse_body, body = DIALECTS[name]
+    parse_body(body)
+    for at in paths(body):
         outcomes: dict[str, str] = {}
-        for letter, value in zip(string.ascii_letters, STRANGE, strict=False):
+        for letter, value in zip(string.ascii_letters, ODD_VALUES, strict=False):
             try:
-                named = outcome(read, replaced(body, at, value))
+                param = outcome(parse_body, replaced(body, at, value))
             except Exception as error:
                 raise AssertionError(f"{at} = {value!r}") from error
-            outcomes[named] = outcomes.get(named, "") + letter
+            outcomes[param] = outcomes.get(param, "") + letter
         if list(outcomes) == ["+"]:
-            continue  # no rule
+            continue  # any value is accepted
         value = body
         for key in at:
             value = value[key]
-        place = ".".join(map(str, at))
-        limits = f" [{bounds(read, body, at, value)}]" if type(value) is int else ""
-        yield f"{name} {place}{limits}: " + ", ".join(
-            f"{letters} {'=' if named == place else named}" for named, letters in outcomes.items()
+        path = ".".join(map(str, at))
+        limits = f" [{bounds(parse_body, body, at, value)}]" if type(value) is int else ""
+        yield f"{name} {path}{limits}: " + ", ".join(
+            f"{letters} {'=' if param == path else param}" for param, letters in outcomes.items()
         )
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_each_value_is_accepted_or_refused_in_the_name_of_its_field(name: str) -> None:
-    known = GOLDEN.read_text(encoding="utf-8").splitlines()
-    assert list(lines(name)) == [line for line in known if line.startswith(f"{name} ")]
+@pytest.mark.parametrize("name", DIALECTS)
+def test_errors_for_odd_values_name_their_field(name: str) -> None:
+    golden = GOLDEN.read_text(encoding="utf-8").splitlines()
+    assert list(lines(name)) == [line for line in golden if line.startswith(f"{name} ")]
 
 
 F, CHAT_F = {"name": "f", "input_schema": {}}, {"type": "function", "function": {"name": "f"}}
@@ -130,7 +130,7 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "named"),
+    ("name", "fields", "param"),
     [
         ("chat", {"tools": [CHAT_F, CHAT_F]}, "tools.1.function.name"),
         ("chat", {"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice.function.name"),
@@ -166,35 +166,33 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search"}
     ],
     ids=str,
 )
-def test_fields_that_do_not_fit_each_other_or_are_too_many_are_refused(
-    name: str, fields: dict[str, Any], named: str
-) -> None:
-    read, body = FORMATS[name]
-    assert outcome(read, body | fields) == named
+def test_inconsistent_fields_and_too_many_items_are_rejected(name: str, fields: dict[str, Any], param: str) -> None:
+    parse_body, body = DIALECTS[name]
+    assert outcome(parse_body, body | fields) == param
 
 
-GAP = {"input_prefix": "a", "input_suffix": "b"}
+INFILL = {"input_prefix": "a", "input_suffix": "b"}
 
 
 @pytest.mark.parametrize(
     ("kind", "body", "message"),
     [
         (InfillBody, {"input_suffix": "b"}, '"input_prefix" is required'),
-        (InfillBody, {**GAP, "prompt": 1}, '"prompt" must be a string'),
+        (InfillBody, {**INFILL, "prompt": 1}, '"prompt" must be a string'),
         (
             InfillBody,
-            {**GAP, "input_extra": 1},
+            {**INFILL, "input_extra": 1},
             '"input_extra" must be an array of {"filename": string, "text": string}',
         ),
         (
             InfillBody,
-            {**GAP, "input_extra": [{}]},
+            {**INFILL, "input_extra": [{}]},
             'extra_context chunk must contain a "text" field with a string value',
         ),
-        (InfillBody, {**GAP, "lora": {}}, "Error: 'lora' must be an array of objects with 'id' and 'scale' fields"),
+        (InfillBody, {**INFILL, "lora": {}}, "Error: 'lora' must be an array of objects with 'id' and 'scale' fields"),
         (
             InfillBody,
-            {**GAP, "lora": [{"id": 0, "scale": ""}]},
+            {**INFILL, "lora": [{"id": 0, "scale": ""}]},
             "Field 'lora.0.scale': type must be number, but is string",
         ),
         (ControlBody, {"id": "", "action": "cancel"}, "missing completion id"),
@@ -202,32 +200,32 @@ GAP = {"input_prefix": "a", "input_suffix": "b"}
     ],
     ids=str,
 )
-def test_errors_of_its_own_endpoints_are_llama_servers(kind: type[Body], body: dict[str, Any], message: str) -> None:
+def test_native_endpoints_have_llama_servers_errors(kind: type[Body], body: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse(kind, body)
     assert caught.value.message == message
 
 
-def test_a_similar_known_name_is_suggested_at_the_path_of_the_field() -> None:
+def test_a_warning_suggests_the_similar_field_at_the_same_path() -> None:
     header = as_header(unused_fields({"options": {"temprature": 1, "top_k": 1}}, OllamaChatBody))
     assert header[WARNING_HEADER] == "'options.temprature' is ignored: unknown field (did you mean 'temperature'?)"
 
 
 @pytest.mark.parametrize("own", [[], ["a", "a", "b"], [str(n) for n in range(20)]], ids=len)
-def test_many_unused_fields_are_counted_and_odd_names_are_one_line_of_ascii(
+def test_the_warning_header_is_one_ascii_line_and_counts_further_fields(
     monkeypatch: pytest.MonkeyPatch, own: list[str]
 ) -> None:
     compared: list[str] = []
     monkeypatch.setattr(warnings, "get_close_matches", lambda name, *_: compared.append(name) or [])  # type: ignore[func-returns-value]
     found = unused_fields({f"{n}é\r\n{'x' * 500}": 1 for n in range(1000)}, ChatBody, own)
-    assert max(len(found), len(compared)) < 10, "of a million fields, only those are compared that are shown"
-    header = as_header([*found, "of the session"])[WARNING_HEADER]
+    assert max(len(found), len(compared)) < 10, "only fields that the header shows may be compared with known names"
+    header = as_header([*found, "another warning"])[WARNING_HEADER]
     assert header.isascii()
     assert header.isprintable()
     assert header.endswith(f"and {1000 + len({*own}) + 1 - 8} more")
 
 
-def test_fields_that_clients_send_back_or_that_have_an_effect_are_known() -> None:
+def test_known_fields_of_nested_objects_have_no_warning() -> None:
     called = {"role": "assistant", "tool_calls": [{"function": {"index": 0, "name": "f", "arguments": {}, "x": 1}}]}
     assert unused_fields({"messages": [called]}, OllamaChatBody) == [
         "'messages.0.tool_calls.0.function.x' is ignored: unknown field"
@@ -240,4 +238,4 @@ def test_fields_that_clients_send_back_or_that_have_an_effect_are_known() -> Non
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text("".join(f"{line}\n" for name in FORMATS for line in lines(name)), encoding="utf-8")
+    GOLDEN.write_text("".join(f"{line}\n" for name in DIALECTS for line in lines(name)), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Prompts as they are: OpenAI's completions with log probabilities, llama-server's own, infill, media, tokens."""
+"""Prompts without a chat template: OpenAI's completions and log probabilities, llama-server's own, infill, tokenize."""
 
 import itertools
 import json
@@ -24,7 +24,6 @@ from server.engine.request import (
     Finished,
     FinishReason,
     PromptLogprobs,
-    Request,
     Started,
     Text,
     Timings,
@@ -42,7 +41,7 @@ def token(piece: bytes, logprob: float, *top: TokenLogprob, ends: bool = False) 
     return TokenLogprob(len(piece), piece, logprob, top, ends)
 
 
-def test_offsets_count_the_characters_before_a_tokens_first_byte() -> None:
+def test_text_offset_counts_the_characters_before_the_first_byte_of_a_token() -> None:
     lists = TokenLists(3)
     found = lists.take([token(b" a", -1.0), token("é".encode()[:1], -1.0)])
     assert found["text_offset"] == [3, 5]
@@ -52,7 +51,7 @@ def test_offsets_count_the_characters_before_a_tokens_first_byte() -> None:
     assert found["tokens"] == ["bytes:\\xa9", "b", ""]
 
 
-def test_alternatives_are_named_by_their_text_and_hold_the_token_itself() -> None:
+def test_top_logprobs_merge_equal_texts_and_contain_the_sampled_token() -> None:
     best, same = token(b"x", -0.1), token(b"x", -3.0)
     found = TokenLists().take([token(b"y", -2.0, best, same)])
     assert found["top_logprobs"] == [{"x": -0.1, "y": -2.0}]
@@ -60,7 +59,7 @@ def test_alternatives_are_named_by_their_text_and_hold_the_token_itself() -> Non
     assert TokenLists().take([token(b"x", -0.1, best)])["top_logprobs"] == [{"x": -0.1}]
 
 
-def test_media_have_no_log_probabilities_and_stand_where_their_marker_is() -> None:
+def test_echoed_media_have_empty_tokens_at_the_offset_of_their_marker() -> None:
     spans = (MediaSpan(2, 2, 2, True, "a"), MediaSpan(4, 1, 1, True, "b"))
     prompt = MediaPrompt([FakeVocab.bos, ord("x"), -5, -6, -7, ord(" "), ord("y")], spans)
     lists = echo(FakeVocab(), "x<m><m> y", prompt, "<m>")
@@ -73,15 +72,15 @@ def test_media_have_no_log_probabilities_and_stand_where_their_marker_is() -> No
     assert found["top_logprobs"][2:5] == [None] * 3
 
 
-def test_a_stream_holds_back_choices_that_start_before_the_prompt_is_scored() -> None:
+def test_an_echoing_stream_buffers_choices_until_the_prompt_is_scored() -> None:
     echoed = Echo("abc", (b"a", b"b", b"c"))
-    asked = parse_completion({"prompt": "x", "n": 2, "logprobs": 1})
-    stream = CompletionWriter(asked, Header("m"), [echoed])
-    own = token(b"d", -0.5)
+    request = parse_completion({"prompt": "x", "n": 2, "logprobs": 1})
+    stream = CompletionWriter(request, Header("m"), [echoed])
+    sampled = token(b"d", -0.5)
     end = Finished(1, FinishReason.LIMIT, "", 3, 0, 1, Timings(), 0, 1)
     assert stream.feed(0, PromptLogprobs(0, (token(b"b", -1.0),))) == []
     assert stream.feed(0, Started(1, 3, 2)) == []
-    assert stream.feed(0, Text(1, "d", (100,), (own,))) == []
+    assert stream.feed(0, Text(1, "d", (100,), (sampled,))) == []
     assert stream.feed(0, end) == []
     chunks = [json.loads(chunk[6:])["choices"][0] for chunk in stream.feed(0, PromptLogprobs(0, (token(b"c", -2.0),)))]
     assert [chunk["index"] for chunk in chunks] == [1, 1, 1]
@@ -94,7 +93,7 @@ def test_a_stream_holds_back_choices_that_start_before_the_prompt_is_scored() ->
     assert json.loads(first[6:])["choices"][0]["logprobs"]["tokens"] == ["a", "b", "c"]
 
 
-def test_a_batch_takes_the_end_of_a_prefix_and_the_beginning_of_a_suffix() -> None:
+def test_infill_keeps_the_end_of_the_prefix_and_the_start_of_the_suffix() -> None:
     before, after = fitting_gap(list(range(100)), list(range(100)), [1, 2, 3], 40)
     assert (before, after) == ([*range(70, 100), 1, 2, 3], list(range(5)))
     assert fitting_gap([1], [2], [], 40) == ([1], [2])
@@ -103,35 +102,31 @@ def test_a_batch_takes_the_end_of_a_prefix_and_the_beginning_of_a_suffix() -> No
 
 
 @pytest.mark.parametrize(
-    ("n_ctx", "n_batch", "n_predict", "n_left"), [(100, 90, -1, 12), (100, 90, 4, 2), (100, 90, 50, 0), (9, 20, -1, 0)]
+    ("n_ctx", "n_batch", "n_predict", "n_kept"), [(100, 90, -1, 12), (100, 90, 4, 2), (100, 90, 50, 0), (9, 20, -1, 0)]
 )
-def test_the_end_of_the_files_fills_what_is_left_of_the_context(
-    n_ctx: int, n_batch: int, n_predict: int, n_left: int
+def test_infill_fills_the_context_with_the_end_of_the_extra_files(
+    n_ctx: int, n_batch: int, n_predict: int, n_kept: int
 ) -> None:
-    left = fitting_extra(list(range(50)), n_ctx=n_ctx, n_batch=n_batch, n_predict=n_predict)
-    assert left == list(range(50 - n_left, 50))
+    extra = fitting_extra(list(range(50)), n_ctx=n_ctx, n_batch=n_batch, n_predict=n_predict)
+    assert extra == list(range(50 - n_kept, 50))
     assert fitting_extra([1], n_ctx=100, n_batch=10, n_predict=-1) == [1]
 
 
 Body = dict[str, Any]
 
 
-def requests(model: Any = None, **body: object) -> list[Request]:
-    return list(parse_native({"prompt": "a", **body}).generation(Context(model or make_model())).requests)
-
-
 def settings(model: Any = None, **body: object) -> Body:
     generation = parse_native({"prompt": "a", **body}).generation(Context(model or make_model()))
     assert isinstance(generation.writer, NativeWriter)
-    found: Body = generation.writer.final(0, finished())["generation_settings"]
-    return found
+    shown: Body = generation.writer.final(0, finished())["generation_settings"]
+    return shown
 
 
-def test_an_empty_prompt_is_refused_where_the_model_adds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_prompt_is_rejected_if_the_vocabulary_adds_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model()
     monkeypatch.setattr(model.vocab, "tokenize", lambda *_, **__: [])
     with pytest.raises(InvalidRequest, match="is empty"):
-        requests(model, prompt="")
+        parse_native({"prompt": ""}).generation(Context(model))
 
 
 @pytest.mark.parametrize(
@@ -157,11 +152,11 @@ def test_an_empty_prompt_is_refused_where_the_model_adds_nothing(monkeypatch: py
         ("reasoning_format", "none"),
     ],
 )
-def test_settings_show_what_was_asked_for(name: str, value: object) -> None:
+def test_generation_settings_show_requested_values(name: str, value: object) -> None:
     assert settings(**{name: value})[name] == value
 
 
-def test_settings_show_what_it_came_to() -> None:
+def test_generation_settings_show_resolved_values() -> None:
     shown = settings(max_tokens=3, top_p=9, logit_bias=[[65, False], ["B", 2]], ignore_eos=True)
     assert (shown["n_predict"], shown["max_tokens"], shown["top_p"], shown["seed"]) == (3, 3, 1.0, RANDOM_SEED)
     assert shown["logit_bias"] == [
@@ -173,11 +168,11 @@ def test_settings_show_what_it_came_to() -> None:
     assert settings(json_schema={"type": "string"})["grammar"] == '%llguidance {}\nstart: %json {"type":"string"}'
 
 
-def test_the_verbose_object_of_a_whole_reply_is_written_once_per_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verbose_whole_reply_builds_its_object_once_per_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = itertools.count(1)
     monkeypatch.setattr(NativeWriter, "final", lambda *_: {"n": next(calls)})
-    asked = parse_completion({"prompt": "a", "n": 2, "verbose": True})
-    writer = asked.generation(Context(make_model())).writer
+    request = parse_completion({"prompt": "a", "n": 2, "verbose": True})
+    writer = request.generation(Context(make_model())).writer
     writer.streams = False
     for index in range(2):
         writer.feed(0, finished(index))
@@ -185,51 +180,47 @@ def test_the_verbose_object_of_a_whole_reply_is_written_once_per_choice(monkeypa
     assert (body[KEY], next(calls)) == ({"n": 1}, 3)
 
 
-SEEING = make_model(media=FakeReader(FakeVocab(), frozenset({"image"})))
-SEEN: LoadedMedia = {MediaUrl("aa"): Bitmap("image", 2, 1, b"", "a"), MediaUrl("bb"): Bitmap("image", 3, 1, b"", "b")}
+VISION_MODEL = make_model(media=FakeReader(FakeVocab(), frozenset({"image"})))
+IMAGES: LoadedMedia = {MediaUrl("aa"): Bitmap("image", 3, 1, b"", "a")}
 
 
-def shown(prompt: object, *, model: object = SEEING) -> str:
-    (read,) = read_prompts(prompt)
-    return prompt_text(read.read(model, SEEN).tokens, model)  # type: ignore[arg-type]
+def test_multimodal_data_may_be_one_file_instead_of_a_list() -> None:
+    (prompt,) = read_prompts({"prompt_string": "a<__media__>", "multimodal_data": "aa"})
+    assert prompt_text(prompt.read(VISION_MODEL, IMAGES).tokens, VISION_MODEL) == "<s>a(image 3x1)"
 
 
-def test_one_file_may_come_without_a_list() -> None:
-    assert shown({"prompt_string": "a<__media__>", "multimodal_data": "bb"}) == "<s>a(image 3x1)"
-
-
-def test_parts_that_the_model_can_not_be_shown_are_named() -> None:
+def test_an_unsupported_media_type_is_named_with_its_path() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {"url": "aa"}}]
-    model = cast(LoadedModel, SimpleNamespace(**vars(SEEING), embedder=FakeEmbeddingRunner()))
+    model = cast(LoadedModel, SimpleNamespace(**vars(VISION_MODEL), embedder=FakeEmbeddingRunner()))
     with pytest.raises(InvalidRequest, match=r"^input\.content\.1\.type: audio input"):
-        read_embeddings({"input": {"content": parts}}, native=False).job(model, SEEN)
+        read_embeddings({"input": {"content": parts}}, native=False).job(model, IMAGES)
 
 
 def tokens(**body: object) -> Json:
     return read_tokenize(body).work(make_model(), {})
 
 
-def test_without_content_there_are_no_tokens() -> None:
+def test_tokenize_without_content_returns_no_tokens() -> None:
     assert tokens() == {"tokens": []}
     assert tokens(content=None, add_special=True) == {"tokens": []}
 
 
 @pytest.mark.parametrize("n", [16384, 16385, 40000])
 @pytest.mark.parametrize("with_pieces", [False, True])
-def test_many_tokens_are_the_same_as_few(n: int, with_pieces: bool) -> None:
+def test_long_token_lists_are_written_like_short_ones(n: int, with_pieces: bool) -> None:
     text = "abcdefghij" * (n // 10 + 1)
-    written = orjson.loads(orjson.dumps(tokens(content=text[:n], with_pieces=with_pieces)))
+    reply = orjson.loads(orjson.dumps(tokens(content=text[:n], with_pieces=with_pieces)))
     ids = [ord(letter) for letter in text[:n]]
-    assert written == {"tokens": [{"id": i, "piece": chr(i)} for i in ids] if with_pieces else ids}
+    assert reply == {"tokens": [{"id": i, "piece": chr(i)} for i in ids] if with_pieces else ids}
 
 
-def test_a_suffix_that_does_not_fit_is_refused_before_every_prompt_has_it() -> None:
-    asked = parse_completion({"prompt": ["a", "b"], "suffix": "s" * 256})
+def test_a_suffix_that_exceeds_the_context_is_rejected() -> None:
+    request = parse_completion({"prompt": ["a", "b"], "suffix": "s" * 256})
     with pytest.raises(ContextExceeded):
-        asked.generation(Context(make_model(n_ctx=256)))
+        request.generation(Context(make_model(n_ctx=256)))
 
 
-def test_log_probabilities_of_a_prompt_count_in_every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_logprobs_count_toward_the_limit_in_each_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.dialects.generation.MAX_ALTERNATIVES", 100)
     body = {"prompt": "x" * 60, "echo": True, "logprobs": 1, "max_tokens": 1}
     parse_completion(body).generation(Context(make_model()))

@@ -1,9 +1,8 @@
-"""What bodies of each API become. `conversations.yaml` has the conversation or the error of each, `requests.yaml` what
-the engine is asked for.
+"""The conversation and the engine requests that a body becomes, compared with `conversations.yaml` and `requests.yaml`.
 
-``python -m tests.unit.dialects.test_conversations`` computes the results again. To add a case, write its body, and in
-`requests.yaml` the options of the model (`make_model`). A conversation has what differs from a field's default, a
-request what differs from the request for a usual body.
+To add a case, write its API and body (in `requests.yaml` also the arguments of `make_model`), and run
+``python -m tests.unit.dialects.test_conversations``, which computes all results again. A result has the fields that
+differ from their defaults; of an engine request, those that differ from the request for a minimal body.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,18 +36,18 @@ PARSERS: dict[str, tuple[Callable[[dict[str, Any]], Any], dict[str, Any]]] = {
     "ollama": (parse_ollama, {"model": "demo", "messages": [{"role": "user", "content": "Hi"}]}),
     "responses": (parse_response, {"input": "Hi"}),
 }
-"""By API the parser, and the fields of a body that a case need not give."""
+"""For each API the parser and a minimal body, whose fields a case may omit."""
 
 
 def plain(value: Any) -> Any:
     """Return dataclasses as mappings of the fields that differ from their defaults."""
     if is_dataclass(value):
-        found = {}
+        changed = {}
         for field in fields(value):
-            made = field.default_factory() if field.default_factory is not MISSING else field.default
-            if (given := getattr(value, field.name)) != made:
-                found[field.name] = plain(given)
-        return found
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            if (current := getattr(value, field.name)) != default:
+                changed[field.name] = plain(current)
+        return changed
     if isinstance(value, Mapping):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, frozenset):
@@ -58,9 +57,9 @@ def plain(value: Any) -> Any:
 
 def result(case: Mapping[str, Any]) -> dict[str, Any]:
     """Return the conversation and the warnings, or the error, of a case's body."""
-    parse, usual = PARSERS[case["api"]]
+    parse, minimal = PARSERS[case["api"]]
     try:
-        request = parse(usual | case["body"])
+        request = parse(minimal | case["body"])
     except InvalidRequest as error:
         return {"error": error.param, "message": error.message}
     found: dict[str, Any] = plain(request.conversation) | ({"warnings": request.warnings} if request.warnings else {})
@@ -69,38 +68,39 @@ def result(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_body_becomes_the_conversation_of_its_case(name: str) -> None:
+def test_each_body_becomes_its_conversation_or_error(name: str) -> None:
     assert result(CASES[name]) == CASES[name]["result"]
 
 
-def asked(api: str, body: dict[str, Any], model: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the engine's requests for `body`. A prompt is text; special tokens are in braces."""
-    parse, usual = PARSERS[api]
+def engine_requests(api: str, body: dict[str, Any], model: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the engine requests for `body`, with prompts as text in which special tokens are numbers in braces."""
+    parse, minimal = PARSERS[api]
     adapters = [Adapter(number, f"{number}.gguf", 1.0) for number in range(model.get("adapters", 0))]
-    requests = parse(usual | body).generation(Context(make_model(**{**model, "adapters": adapters}))).requests
+    requests = parse(minimal | body).generation(Context(make_model(**{**model, "adapters": adapters}))).requests
     texts = ["".join(chr(t) if t < 256 else f"{{{t}}}" for t in request.prompt) for request in requests]
     return [plain(request) | {"prompt": text} for request, text in zip(requests, texts, strict=True)]
 
 
-def difference(now: Any, usual: Any) -> Any:
-    """Return the fields of `now` that differ from those of `usual`."""
-    if not (isinstance(now, dict) and isinstance(usual, dict)):
-        return now
-    names = [name for name in now | usual if name != "id" and now.get(name) != usual.get(name)]
-    return {name: difference(now.get(name), usual.get(name)) for name in names}
+def difference(value: Any, base: Any) -> Any:
+    """Return the fields of `value` that differ from those of `base`."""
+    if not (isinstance(value, dict) and isinstance(base, dict)):
+        return value
+    names = [name for name in value | base if name != "id" and value.get(name) != base.get(name)]
+    return {name: difference(value.get(name), base.get(name)) for name in names}
 
 
 def engine_result(api: str, case: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the engine's requests differ from the usual one, or the field that the error names."""
+    """Return how the engine requests differ from the one for a minimal body, or the error."""
     model = case.get("model", {})
     try:
-        return {"requests": [difference(each, asked(api, {}, model)[0]) for each in asked(api, case["body"], model)]}
+        base = engine_requests(api, {}, model)[0]
+        return {"requests": [difference(each, base) for each in engine_requests(api, case["body"], model)]}
     except InvalidRequest as error:
         return {"error": error.param, "message": error.message}
 
 
 @pytest.mark.parametrize("api", ENGINE_CASES)
-def test_a_body_becomes_the_requests_of_its_case(api: str) -> None:
+def test_each_body_becomes_its_engine_requests_or_error(api: str) -> None:
     for case in ENGINE_CASES[api]:
         assert case == case | engine_result(api, case)
 
@@ -111,6 +111,6 @@ if __name__ == "__main__":
     requests: dict[str, list[dict[str, Any]]] = {api: [] for api in ENGINE_CASES}
     for api, cases in ENGINE_CASES.items():
         for case in cases:
-            given = {name: value for name, value in case.items() if name in ("body", "model")}
-            requests[api].append(given | engine_result(api, case))
+            inputs = {name: value for name, value in case.items() if name in ("body", "model")}
+            requests[api].append(inputs | engine_result(api, case))
     REQUESTS.write_text(dumped(requests), encoding="utf-8")

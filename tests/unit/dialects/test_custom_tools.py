@@ -1,4 +1,4 @@
-"""The input of a custom tool's call, however its arguments are written and split."""
+"""The input of a custom tool call, parsed from its streamed arguments."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ import pytest
 
 from server.dialects.custom_tools import input_parser
 from server.formats.parsing.pieces import ContentText, Piece, ToolCallArguments, ToolCallBegin
-from tests.unit.dialects.builders import Turns
+from tests.unit.dialects.builders import SequenceParser
 
 ARGUMENTS = {
     '{"input": "a\\n\\ud83d\\ude00\\u00e9\\\\"}': "a\n\U0001f600é\\",
@@ -17,10 +17,10 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("written", ARGUMENTS)
-def test_arguments_become_the_input_in_every_split(written: str) -> None:
+def test_every_split_of_the_arguments_gives_the_same_input(written: str) -> None:
     for at in range(len(written)):
         first: list[Piece] = [ToolCallBegin(1, "c", "patch"), ToolCallArguments(1, written[:at])]
-        script = partial(Turns, first, [ToolCallArguments(1, written[at:])], [ContentText("!")])
+        script = partial(SequenceParser, first, [ToolCallArguments(1, written[at:])], [ContentText("!")])
         parser = input_parser(script, {"patch"})()
         *call, last = [piece for _ in range(3) for piece in parser.feed("")]
         assert last == ContentText("!")

@@ -1,6 +1,9 @@
-"""Anthropic's messages: arguments, replies whole and streamed, tool types whose calls the client executes."""
+"""Anthropic's Messages: call arguments, and the tool types whose calls the client executes.
 
-from collections.abc import Callable, Sequence
+Replies and events are validated against the types of Anthropic's SDK.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import anthropic.types as sdk
@@ -10,26 +13,25 @@ import pytest
 from anthropic.types.beta.beta_memory_tool_20250818_command import BetaMemoryTool20250818Command
 from pydantic import TypeAdapter
 
-from server.dialects.common import Header
 from server.dialects.errors import anthropic_error
 from server.dialects.messages.parse import MessagesRequest, MessageTools, parse_messages, read_conversation
 from server.dialects.messages.write import MessageWriter
 from server.dialects.tool_types import ANTHROPIC
-from server.engine.request import Event, FinishReason
+from server.engine.request import FinishReason
 from server.errors import InvalidRequest
 from server.formats.arguments import object_text
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
-from tests.unit.dialects.builders import Scripted, Turns, finished, started, text
+from tests.unit.dialects.builders import HEADER, SequenceParser, finished, started, text
 
 
-def test_an_unknown_model_is_told_in_the_words_that_claude_code_looks_for() -> None:
-    given = {"error": {"code": 404, "message": "model 'x' not found", "type": "x", "param": "model"}}
-    assert anthropic_error(404, given)["error"]["message"] == "model: model 'x' not found"
+def test_the_error_for_an_unknown_model_is_the_one_that_claude_code_detects() -> None:
+    error = {"error": {"code": 404, "message": "model 'x' not found", "type": "x", "param": "model"}}
+    assert anthropic_error(404, error)["error"]["message"] == "model: model 'x' not found"
 
 
 @pytest.mark.parametrize("depth", [100, 400, 1020])
-def test_arguments_may_be_nested_more_deeply_than_orjson_writes(depth: int) -> None:
-    """Python 3.11 writes fewer levels than later versions: the deepest may be refused."""
+def test_arguments_may_be_nested_deeper_than_orjson_serializes(depth: int) -> None:
+    """Python 3.11 serializes fewer levels than later versions, so the deepest may be rejected."""
     text = '{"a":["é",' * (depth // 2) + "null" + "]}" * (depth // 2)
     block = {"type": "tool_use", "id": "c1", "name": "look", "input": orjson.loads(text)}
     try:
@@ -41,20 +43,16 @@ def test_arguments_may_be_nested_more_deeply_than_orjson_writes(depth: int) -> N
         assert message.calls[0].arguments == text
 
 
-HEADER = Header("demo", "msg_1", 1700000000)
-SHOWN, HIDDEN = {"type": "enabled"}, {"type": "enabled", "display": "omitted"}
+VISIBLE, OMITTED = {"type": "enabled"}, {"type": "enabled", "display": "omitted"}
 
 
-def run(reason: FinishReason = FinishReason.EOS, n_texts: int = 1, word: str = "") -> list[Event]:
-    end = finished(reason=reason, n_cached=2, stopping_word=word)
-    return [started(n_cached=2), *[text("x")] * n_texts, end]
-
-
-def whole(script: Callable[[], Turns], events: Sequence[Event], **fields: Any) -> Any:
-    reply = MessageWriter(parse_messages({"messages": [], **fields}), HEADER, script)
-    for event in events:
+def content_of(pieces: Sequence[Piece], **fields: Any) -> list[dict[str, Any]]:
+    """Return the content of a reply that is truncated after `pieces`."""
+    reply = MessageWriter(parse_messages({"messages": [], **fields}), HEADER, lambda: SequenceParser(pieces))
+    for event in (started(n_cached=2), text("x"), finished(reason=FinishReason.LIMIT, n_cached=2)):
         reply.feed(0, event)
-    return orjson.loads(orjson.dumps(reply.body()))
+    content: list[dict[str, Any]] = orjson.loads(orjson.dumps(reply.body()))["content"]
+    return content
 
 
 @pytest.mark.parametrize("show", [True, False])
@@ -62,20 +60,19 @@ def whole(script: Callable[[], Turns], events: Sequence[Event], **fields: Any) -
 @pytest.mark.parametrize(
     "before", [[], [ContentText("So.")], [Reasoning("Hm.")], [Reasoning("Hm."), ContentText("So.")]]
 )
-def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments: str, show: bool) -> None:
+def test_every_content_block_is_accepted_in_the_next_request(before: list[Piece], arguments: str, show: bool) -> None:
     pieces = [*before, ToolCallBegin(0, "c1", "f"), ToolCallArguments(0, arguments)]
-    content = whole(lambda: Turns(pieces), run(FinishReason.LIMIT), thinking=SHOWN if show else HIDDEN)["content"]
+    content = content_of(pieces, thinking=VISIBLE if show else OMITTED)
     warnings: list[str] = []
     [message] = read_conversation(None, [{"role": "assistant", "content": content}], warnings, MessageTools())
     assert warnings == []
     assert message.reasoning == "".join(piece.text for piece in before if isinstance(piece, Reasoning) and show)
-    said = "".join(piece.text for piece in before if isinstance(piece, ContentText))
-    assert message.text.startswith(said)
-    assert message.calls or message.text.endswith(arguments)  # what is no call stands in the text
+    assert message.text.startswith("".join(piece.text for piece in before if isinstance(piece, ContentText)))
+    assert message.calls or message.text.endswith(arguments)  # an invalid call is text
 
 
 @pytest.mark.parametrize(
-    ("written", "read"),
+    ("written", "arguments"),
     [
         ("", b"{}"),
         (" \n", b"{}"),
@@ -100,17 +97,17 @@ def test_whatever_a_model_writes_can_be_sent_back(before: list[Piece], arguments
         ("[" * 5000, b'{"arguments":"%b"}' % (b"[" * 5000)),
     ],
 )
-def test_arguments_are_read_as_they_were_written_or_up_to_where_they_were_cut_off(written: str, read: bytes) -> None:
-    assert object_text(written, whole=True).encode() == read
+def test_truncated_and_invalid_arguments_become_an_object(written: str, arguments: bytes) -> None:
+    assert object_text(written, whole=True).encode() == arguments
 
 
-WHOLE: tuple[TypeAdapter[Any], ...] = (TypeAdapter(sdk.Message), TypeAdapter(beta.BetaMessage))
+MESSAGE: tuple[TypeAdapter[Any], ...] = (TypeAdapter(sdk.Message), TypeAdapter(beta.BetaMessage))
 EVENTS: tuple[TypeAdapter[Any], ...] = (
     TypeAdapter(sdk.RawMessageStreamEvent),
     TypeAdapter(beta.BetaRawMessageStreamEvent),
 )
 BLOCK: TypeAdapter[Any] = TypeAdapter(sdk.ContentBlock)
-TYPES = {
+TOOL_TYPES = {
     "bash_20241022": "bash",
     "bash_20250124": "bash",
     "text_editor_20241022": "str_replace_editor",
@@ -122,41 +119,35 @@ TYPES = {
     "computer_20250124": "computer",
     "computer_20251124": "computer",
 }
-VALUES: dict[str, Any] = {"string": "x", "integer": 1, "boolean": True}
+EXAMPLES: dict[str, Any] = {"string": "x", "integer": 1, "boolean": True}
 
 
-def read(**fields: Any) -> MessagesRequest:
+def parsed(**fields: Any) -> MessagesRequest:
     return parse_messages({"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], **fields})
 
 
-def said(asked: MessagesRequest, name: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """The block of a call, in one message and as the stream begins and ends it."""
-
-    class Parser(Scripted):
-        def feed(self, _: str) -> list[Piece]:
-            return [ToolCallBegin(0, "toolu_1", name), ToolCallArguments(0, orjson.dumps(arguments).decode())]
-
-    events: list[Event] = [started(), text("call"), finished()]
-    header = Header("demo", "msg_1")
-    reply, stream = MessageWriter(asked, header, Parser), MessageWriter(asked, header, Parser)
+def call_blocks(request: MessagesRequest, name: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the block of a call, in a whole reply and in a stream."""
+    call: list[Piece] = [ToolCallBegin(0, "toolu_1", name), ToolCallArguments(0, orjson.dumps(arguments).decode())]
+    reply, stream = (MessageWriter(request, HEADER, lambda: SequenceParser(call)) for _ in range(2))
     raw: list[bytes] = []
-    for event in events:
+    for event in (started(), text("call"), finished()):
         reply.feed(0, event)
         raw += stream.feed(0, event)
     message = orjson.loads(orjson.dumps(reply.body()))
-    for adapter in WHOLE:
+    for adapter in MESSAGE:
         adapter.validate_python(message)
-    parts = [orjson.loads(each.split(b"\ndata: ")[1]) for each in raw]
-    for part in parts:
+    events = [orjson.loads(each.split(b"\ndata: ")[1]) for each in raw]
+    for event in events:
         for adapter in EVENTS:
-            adapter.validate_python(part)
-    [begun] = [part["content_block"] for part in parts if part["type"] == "content_block_start"]
-    written = "".join(part["delta"]["partial_json"] for part in parts if part["type"] == "content_block_delta")
-    return [message["content"][0], {**begun, "input": orjson.loads(written)}]
+            adapter.validate_python(event)
+    [block] = [event["content_block"] for event in events if event["type"] == "content_block_start"]
+    written = "".join(event["delta"]["partial_json"] for event in events if event["type"] == "content_block_delta")
+    return [message["content"][0], {**block, "input": orjson.loads(written)}]
 
 
 def example(schema: dict[str, Any]) -> Any:
-    """A value that has every member."""
+    """Return a value of `schema` that has every member."""
     if "anyOf" in schema:
         return example(schema["anyOf"][0])
     if schema.get("enum"):
@@ -166,27 +157,27 @@ def example(schema: dict[str, Any]) -> Any:
             return {name: example(member) for name, member in schema["properties"].items()}
         case "array":
             return [example(schema["items"])] * schema.get("minItems", 1)
-    return VALUES[schema["type"]]
+    return EXAMPLES[schema["type"]]
 
 
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_type_is_a_function_with_its_parameters_and_its_calls_have_its_name(kind: str) -> None:
-    name = TYPES[kind]
+@pytest.mark.parametrize("kind", TOOL_TYPES)
+def test_each_tool_type_is_a_function_whose_calls_are_tool_use_blocks(kind: str) -> None:
+    name = TOOL_TYPES[kind]
     tool = {"type": kind, "name": name, "display_width_px": 640, "display_height_px": 480, "cache_control": None}
-    asked = read(tools=[tool])
-    [shown] = asked.conversation.tools.tools
-    assert (shown.name, asked.warnings) == (name, [])
-    for block in said(asked, name, example(dict(shown.parameters))):
+    request = parsed(tools=[tool])
+    [function] = request.conversation.tools.tools
+    assert (function.name, request.warnings) == (name, [])
+    for block in call_blocks(request, name, example(dict(function.parameters))):
         BLOCK.validate_python(block)
         assert (block["type"], block["name"]) == ("tool_use", name)
         assert "toolset_name" not in block
 
 
-def test_versions_differ_in_what_they_can() -> None:
-    def commands(kind: str, member: str, **more: Any) -> list[str]:
-        [tool] = read(tools=[{"type": kind, "name": "t", **more}]).conversation.tools.tools
-        found: list[str] = tool.parameters["properties"][member]["enum"]
-        return found
+def test_versions_of_a_tool_type_have_their_own_commands() -> None:
+    def commands(kind: str, member: str, **options: Any) -> list[str]:
+        [tool] = parsed(tools=[{"type": kind, "name": "t", **options}]).conversation.tools.tools
+        names: list[str] = tool.parameters["properties"][member]["enum"]
+        return names
 
     assert "undo_edit" in commands("text_editor_20250124", "command")
     assert "undo_edit" not in commands("text_editor_20250728", "command")
@@ -194,29 +185,30 @@ def test_versions_differ_in_what_they_can() -> None:
     assert "scroll" not in commands("computer_20241022", "action")
     assert "zoom" not in commands("computer_20251124", "action")
     assert "zoom" in commands("computer_20251124", "action", enable_zoom=True)
-    [sized] = read(tools=[{"type": "computer_20251124", "name": "c", "display_width_px": 640}]).conversation.tools.tools
-    assert "640 pixels" in sized.description
+    tool = {"type": "computer_20251124", "name": "c", "display_width_px": 640}
+    [computer] = parsed(tools=[tool]).conversation.tools.tools
+    assert "640 pixels" in computer.description
 
 
-def test_the_memory_tools_commands_are_the_sdks() -> None:
+def test_the_memory_tool_has_the_commands_of_the_sdk() -> None:
     known = TypeAdapter(BetaMemoryTool20250818Command).json_schema()["$defs"].values()
     members = ANTHROPIC["memory"].parameters["properties"]
     assert {each["properties"]["command"]["const"] for each in known} == set(members["command"]["enum"])
     assert {name for each in known for name in each["properties"]} == set(members)
 
 
-def test_a_toolsets_members_are_switched_and_deferred_one_by_one() -> None:
+def test_each_tool_of_a_toolset_can_be_enabled_disabled_and_deferred() -> None:
     browser = {"type": "browser_toolset_20260801"}
-    names = [tool.name for tool in read(tools=[browser]).conversation.tools.tools]
+    names = [tool.name for tool in parsed(tools=[browser]).conversation.tools.tools]
     assert "browser__navigate" in names
     assert "browser__javascript_exec" not in names
     configs = {"javascript_exec": {"enabled": True}, "navigate": {"enabled": False}, "find": {"defer_loading": True}}
-    names = [tool.name for tool in read(tools=[{**browser, "configs": configs}]).conversation.tools.tools]
+    names = [tool.name for tool in parsed(tools=[{**browser, "configs": configs}]).conversation.tools.tools]
     assert "browser__javascript_exec" in names
     assert not {"browser__navigate", "browser__find"} & set(names)
 
 
-def test_references_do_not_repeat_a_definition_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_references_have_a_limit_of_characters_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.dialects.tools.MAX_DEFINED_CHARS", 1000)
     tools = [{"name": "f", "description": "d" * 300, "input_schema": {}, "defer_loading": True}]
     use, reference = {"type": "tool_use", "id": "c", "name": "g"}, {"type": "tool_reference", "tool_name": "f"}

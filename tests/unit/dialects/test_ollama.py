@@ -1,4 +1,4 @@
-"""Ollama's durations, and what its clients write in their own way."""
+"""Ollama's formats of durations, sizes, quantizations and metadata."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from server.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"),
+    ("keep_alive", "seconds"),
     [
         (0, 0),
         (90, 90),
@@ -27,20 +27,20 @@ from server.errors import InvalidRequest
         ("2562047h47m16s", -1),
     ],
 )
-def test_durations_are_numbers_of_seconds_or_gos(given: object, seconds: float) -> None:
-    assert parse(EmbedBody, {"keep_alive": given}).keep_alive == pytest.approx(seconds)
+def test_keep_alive_is_a_number_of_seconds_or_a_go_duration(keep_alive: object, seconds: float) -> None:
+    assert parse(EmbedBody, {"keep_alive": keep_alive}).keep_alive == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("given", ["", "soon", "5 m", "m", "1h30", True, [], "9" * 100 + "s"])
-def test_other_durations_are_refused(given: object) -> None:
+@pytest.mark.parametrize("keep_alive", ["", "soon", "5 m", "m", "1h30", True, [], "9" * 100 + "s"])
+def test_other_durations_are_rejected(keep_alive: object) -> None:
     with pytest.raises(InvalidRequest, match="keep_alive"):
-        parse(EmbedBody, {"keep_alive": given})
+        parse(EmbedBody, {"keep_alive": keep_alive})
 
 
 @pytest.mark.parametrize(
     ("n", "shown"), [(999, "999"), (1000, "1.00K"), (134515008, "134.52M"), (8030261312, "8.0B"), (10**12, "1.0T")]
 )
-def test_sizes_are_ollamas(n: int, shown: str) -> None:
+def test_parameter_counts_are_written_like_ollamas(n: int, shown: str) -> None:
     assert _human(n) == shown
 
 
@@ -48,7 +48,7 @@ def test_sizes_are_ollamas(n: int, shown: str) -> None:
     ("ftype", "shown"),
     [("Q4_K - Medium", "Q4_K_M"), ("all F32", "F32"), ("Q4_1", "Q4_1"), ("IQ3_XS - 3.3 bpw", "IQ3_XS"), ("", "")],
 )
-def test_quantizations_are_ollamas(ftype: str, shown: str) -> None:
+def test_quantizations_have_ollamas_names(ftype: str, shown: str) -> None:
     assert _quantization(ftype) == shown
 
 
@@ -60,6 +60,6 @@ def test_quantizations_are_ollamas(ftype: str, shown: str) -> None:
         *((text, text) for text in ("123456789012345678901", "1e5", " 5 ", "05", "null", "[1]", "llama")),
     ],
 )
-def test_metadata_that_is_a_number_is_shown_as_one(text: str, value: object) -> None:
+def test_numbers_and_booleans_in_metadata_become_json_values(text: str, value: object) -> None:
     found = _value(text)
     assert (type(found), found) == (type(value), value)

@@ -1,4 +1,4 @@
-"""Reasoning in opaque fields: what a client may send back, and where the key is kept."""
+"""Encrypted reasoning that clients send back, and the file of its secret."""
 
 import base64
 import stat
@@ -17,16 +17,16 @@ CIPHER = ReasoningCipher([NEW])
 
 
 @given(st.text(max_size=200))
-def test_a_text_comes_back_and_is_not_readable(text: str) -> None:
+def test_encrypted_text_is_unreadable_and_decrypts_to_itself(text: str) -> None:
     text = text.encode(errors="replace").decode()
     value = CIPHER.encrypt(text)
     assert CIPHER.decrypt(value) == text
-    assert value != CIPHER.encrypt(text)  # equal reasoning cannot be told from the value
+    assert value != CIPHER.encrypt(text)  # equal texts have different values
     assert text.encode() not in base64.b64decode(value) or len(text) < 4
 
 
 @given(st.data())
-def test_a_changed_value_is_never_read(data: st.DataObject) -> None:
+def test_a_changed_value_is_never_decrypted(data: st.DataObject) -> None:
     sealed = base64.b64decode(CIPHER.encrypt("I must look at the sky."))
     at = data.draw(st.integers(0, len(sealed) - 1))
     bits = data.draw(st.integers(0, 255))
@@ -39,18 +39,18 @@ def test_a_changed_value_is_never_read(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("added", ["A", "é", "=", "\n"])
-def test_a_value_that_is_no_base64_is_never_read(added: str) -> None:
+def test_invalid_base64_is_rejected(added: str) -> None:
     value = CIPHER.encrypt("I must look at the sky.")
     with pytest.raises(TamperedReasoning):
         CIPHER.decrypt(value[:20] + added + value[20:])
 
 
-def test_a_value_of_another_server_is_no_error() -> None:
+def test_values_of_other_servers_are_ignored() -> None:
     for foreign in (ReasoningCipher([OLD]).encrypt("x"), "gAAAAABo", "EqoBCkgIARAB", "", "lp", "é"):
         assert CIPHER.decrypt(foreign) is None
 
 
-def test_the_secret_is_beside_the_state_file_and_outlives_the_server(tmp_path: Path) -> None:
+def test_the_secret_is_stored_next_to_the_state_file_for_later_starts(tmp_path: Path) -> None:
     [first] = reasoning_secrets(None, tmp_path / "state.sqlite3")
     assert reasoning_secrets(None, tmp_path / "state.sqlite3") == [first]
     [file] = tmp_path.iterdir()
@@ -58,13 +58,13 @@ def test_the_secret_is_beside_the_state_file_and_outlives_the_server(tmp_path: P
     assert reasoning_secrets(None, None) != reasoning_secrets(None, None)
 
 
-def test_a_secret_file_that_cannot_be_used_ends_with_the_server(tmp_path: Path) -> None:
+def test_an_invalid_secret_file_is_replaced_by_a_temporary_secret(tmp_path: Path) -> None:
     (tmp_path / "state.reasoning-key").write_text("short\n")
     state = tmp_path / "state.sqlite3"
     assert reasoning_secrets(None, state) != reasoning_secrets(None, state)
 
 
-def test_a_key_file_has_the_newest_secret_first(tmp_path: Path) -> None:
+def test_a_key_file_lists_the_newest_secret_first(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes(NEW + b"\n\n" + OLD + b"\r\n")
     assert reasoning_secrets(file, None) == [NEW, OLD]

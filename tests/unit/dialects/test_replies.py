@@ -1,11 +1,11 @@
-"""What replies of several APIs have in common: error codes, usage, timings, pieces of text."""
+"""Parts of replies that several APIs share: error codes, usage, timings, the text of a token."""
 
 from dataclasses import fields, replace
 
 import pytest
 
 from server import errors
-from server.dialects import common as wire
+from server.dialects import common
 from server.dialects.errors import openai_error, speaks_openai
 from server.dialects.usage import Usage
 from server.engine.request import Timings
@@ -46,7 +46,7 @@ def test_each_error_has_openais_code(error: Exception, code: str) -> None:
     assert found == {**body["error"], "code": code, "param": body["error"].get("param")}
 
 
-def test_a_package_that_cannot_be_imported_is_named() -> None:
+def test_an_import_error_names_the_package() -> None:
     broken = ImportError("/opt/venv/llguidance.so: cannot open shared object file", name="llguidance")
     status, body, _ = error_body(broken)
     assert (status, body["error"]["type"]) == (500, "server_error")
@@ -55,7 +55,7 @@ def test_a_package_that_cannot_be_imported_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "speaks"),
+    ("path", "is_openai"),
     [
         ("/v1/chat/completions", True),
         ("/llm/v1/embeddings", True),
@@ -72,8 +72,8 @@ def test_a_package_that_cannot_be_imported_is_named() -> None:
         ("/models", False),
     ],
 )
-def test_openais_endpoints_and_llama_servers_own(path: str, speaks: bool) -> None:
-    assert speaks_openai(path) is speaks
+def test_openais_endpoints_have_openais_errors(path: str, is_openai: bool) -> None:
+    assert speaks_openai(path) is is_openai
 
 
 COUNTS = [field.name for field in fields(Usage)]
@@ -81,21 +81,21 @@ SAMPLE = Usage(**{name: 10**i for i, name in enumerate(reversed(COUNTS))})
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_every_count_is_added_up_shown_and_read_again(count: str) -> None:
+def test_every_usage_count_is_summed_written_and_parsed(count: str) -> None:
     n = getattr(SAMPLE, count)
     assert getattr(SAMPLE + SAMPLE, count) == 2 * n
-    for shown in (SAMPLE.openai(), SAMPLE.responses()):
-        assert getattr(Usage.read(shown), count) == n
+    for written in (SAMPLE.openai(), SAMPLE.responses()):
+        assert getattr(Usage.read(written), count) == n
     assert replace(SAMPLE, **{count: 0}).anthropic() != SAMPLE.anthropic()
 
 
-@pytest.mark.parametrize("shown", [None, [], "text", {}, {"input_tokens": None}])
-def test_anything_else_has_no_counts(shown: object) -> None:
-    assert Usage.read(shown) == Usage()
+@pytest.mark.parametrize("usage", [None, [], "text", {}, {"input_tokens": None}])
+def test_invalid_usage_is_parsed_as_zero(usage: object) -> None:
+    assert Usage.read(usage) == Usage()
 
 
-def test_timings_have_llama_servers_keys_and_count_n_minus_one_steps() -> None:
-    assert wire.timings(Timings(2, 1, 2.0, 3, 10.0)) == {
+def test_timings_have_llama_servers_fields_and_count_n_minus_1_steps() -> None:
+    assert common.timings(Timings(2, 1, 2.0, 3, 10.0)) == {
         "cache_n": 2,
         "prompt_n": 1,
         "prompt_ms": 2.0,
@@ -109,8 +109,8 @@ def test_timings_have_llama_servers_keys_and_count_n_minus_one_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("piece", "shown"),
+    ("piece", "decoded"),
     [(b"abc", "abc"), ("é".encode(), "é"), ("é".encode()[:1], ""), (b"\xa9", "\ufffd"), (b"a\xf0\x9f\x98", "a")],
 )
-def test_a_piece_is_shown_as_far_as_it_is_text(piece: bytes, shown: str) -> None:
-    assert wire.shown_piece(piece) == shown
+def test_an_incomplete_character_at_the_end_of_a_token_is_dropped(piece: bytes, decoded: str) -> None:
+    assert common.shown_piece(piece) == decoded

@@ -1,3 +1,5 @@
+"""Sampling fields of bodies."""
+
 import re
 from dataclasses import fields as dataclass_fields
 from typing import Any
@@ -18,7 +20,7 @@ def params(defaults: SamplingParams | None = None, **fields: object) -> Sampling
     return sampling_params(parse(SamplingFields, fields), defaults or SamplingParams(), FakeVocab(), N_CTX)
 
 
-def refused(**fields: Any) -> str:
+def error_message(**fields: Any) -> str:
     with pytest.raises(InvalidRequest) as caught:
         params(**fields)
     return caught.value.message
@@ -28,28 +30,28 @@ def test_every_sampling_parameter_has_a_field() -> None:
     assert {f.name for f in dataclass_fields(SamplingParams)} == set(SamplingFields.model_fields)
 
 
-def test_without_fields_the_models_defaults_count() -> None:
+def test_absent_fields_have_the_models_defaults() -> None:
     defaults = SamplingParams(temperature=0.1, top_k=7, seed=5, samplers=("top_k",), logit_bias=((1, 2.0),))
     assert params(defaults) == defaults
 
 
 @pytest.mark.parametrize(
-    ("bias", "said"),
+    ("bias", "expected"),
     [
         ([[5, float("nan")]], "within"),
         ([["abcdefgh" * 1000, 1.0]] * 9, "has more than 65536 tokens"),
     ],
 )
-def test_an_unreadable_bias_is_refused(bias: object, said: str) -> None:
-    message = refused(logit_bias=bias)
+def test_an_invalid_logit_bias_is_rejected(bias: object, expected: str) -> None:
+    message = error_message(logit_bias=bias)
     assert message.startswith("Field 'logit_bias': ")
-    assert said in message
+    assert expected in message
 
 
-def test_a_bias_that_bans_every_token_is_refused() -> None:
-    assert "every token" in refused(logit_bias=[[t, False] for t in range(260)])
+def test_a_logit_bias_that_bans_every_token_is_rejected() -> None:
+    assert "every token" in error_message(logit_bias=[[t, False] for t in range(260)])
 
 
-def test_every_parameter_reaches_the_native_sampler() -> None:
+def test_the_native_sampler_uses_every_parameter_except_backend_sampling() -> None:
     source = (ROOT / "server/llama/sampling/sampler.py").read_text()
     assert {name for name in PARAMETERS if not re.search(rf"\bp(arams)?\.{name}\b", source)} == {"backend_sampling"}

@@ -1,10 +1,10 @@
-"""Events of streams are llama-server's, byte for byte: lines that llama.cpp 0c1e570 sent."""
+"""Streamed events are equal to llama-server's, byte for byte: lines that llama.cpp 0c1e570 sent."""
 
 from dataclasses import replace
 
 import pytest
 
-from server.dialects import common as wire
+from server.dialects import common
 from server.dialects.chat.parse import parse_chat
 from server.dialects.chat.write import ChatWriter
 from server.dialects.common import Header
@@ -13,7 +13,7 @@ from server.dialects.completions.write import CompletionWriter, Echo
 from server.dialects.dialect import Context, Writer
 from server.dialects.native.parse import parse_native
 from server.engine.request import Event, Finished, FinishReason, Started, Text, Timings
-from tests.unit.dialects.builders import Scripted, make_model
+from tests.unit.dialects.builders import ScriptedParser, make_model
 
 HEADER = Header("tinyllama-2", "chatcmpl-1qDNKEQAl3xboFthE6LEmEmGmaJclpoA", 1795220700)
 ID = b'"id":"chatcmpl-1qDNKEQAl3xboFthE6LEmEmGmaJclpoA"'
@@ -34,18 +34,18 @@ COMPLETION_TIMINGS = (
 
 @pytest.fixture(autouse=True)
 def fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "FINGERPRINT", "b1-0c1e570")
+    monkeypatch.setattr(common, "FINGERPRINT", "b1-0c1e570")
 
 
 def lines(writer: Writer, *texts: tuple[str, int], end: Finished) -> list[bytes]:
     events: list[Event] = [Started(0, end.n_prompt, end.n_cached)]
-    events += [Text(0, said, (token,), (), None) for said, token in texts]
+    events += [Text(0, text, (token,), (), None) for text, token in texts]
     raw = b"".join([chunk for event in [*events, end] for chunk in writer.feed(0, event)] + writer.finish())
     return [line.removeprefix(b"data: ") for line in raw.split(b"\n\n")[:-1]]
 
 
 @pytest.mark.parametrize("include_usage", [False, True])
-def test_a_chats(include_usage: bool) -> None:
+def test_chat_chunks_have_llama_servers_bytes(include_usage: bool) -> None:
     body = {
         "messages": [{"role": "user", "content": "Hi"}],
         "tools": [{"type": "function", "function": {"name": "f"}}],
@@ -55,7 +55,7 @@ def test_a_chats(include_usage: bool) -> None:
     usage = b'"usage":{"completion_tokens":2,"prompt_tokens":41,"total_tokens":43,"prompt_tokens_details":'
     usage += b'{"cached_tokens":40}}'
     last = b'{"choices":[{"finish_reason":"length","index":0,"delta":{}}],' + CHAT
-    assert lines(ChatWriter(parse_chat(body), HEADER, Scripted), (" an", 1), (" A", 2), end=end) == [
+    assert lines(ChatWriter(parse_chat(body), HEADER, ScriptedParser), (" an", 1), (" A", 2), end=end) == [
         b'{"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}],' + CHAT + b"}",
         b'{"choices":[{"finish_reason":null,"index":0,"delta":{"content":" an"}}],' + CHAT + b"}",
         b'{"choices":[{"finish_reason":null,"index":0,"delta":{"content":" A"}}],' + CHAT + b"}",
@@ -68,24 +68,24 @@ def test_a_chats(include_usage: bool) -> None:
     ]
 
 
-def test_a_completions() -> None:
+def test_completion_chunks_have_llama_servers_bytes() -> None:
     end = Finished(0, FinishReason.LIMIT, "", 3, 2, 2, Timings(2, 1, 1.019, 2, 0.456), 0, 5)
     usage = b'"usage":{"completion_tokens":2,"prompt_tokens":3,"total_tokens":5,"prompt_tokens_details":'
     usage += b'{"cached_tokens":2}}'
     writer = CompletionWriter(parse_completion({"prompt": "x"}), HEADER, [Echo("", ())])
     assert lines(writer, ("Test", 405), ("Y", 484), end=end) == [
         *(
-            b'{"choices":[{"text":"%b","index":0,"logprobs":null,"finish_reason":null}],%b,%b}' % (said, COMPLETION, ID)
-            for said in (b"Test", b"Y")
+            b'{"choices":[{"text":"%b","index":0,"logprobs":null,"finish_reason":null}],%b,%b}' % (text, COMPLETION, ID)
+            for text in (b"Test", b"Y")
         ),
         b'{"choices":[{"text":"","index":0,"logprobs":null,"finish_reason":"length"}],'
-        + b",".join((COMPLETION, ID, usage, COMPLETION_TIMINGS))  # llama-server has the id after the usage
+        + b",".join((COMPLETION, ID, usage, COMPLETION_TIMINGS))  # in llama-server, the id follows the usage
         + b"}",
         b"[DONE]",
     ]
 
 
-def test_a_native_replys() -> None:
+def test_native_chunks_have_llama_servers_bytes() -> None:
     model = make_model()
     model.spec = replace(model.spec, id="tinyllama-2")
     writer = parse_native({"prompt": [1, 2, 3], "stream": True}).generation(Context(model)).writer

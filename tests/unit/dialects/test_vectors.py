@@ -1,4 +1,4 @@
-"""Embeddings and rerank: bodies, what is computed for them, and the replies; norms."""
+"""Embeddings and rerank: the prompts of a body, scores, norms, and the replies."""
 
 import math
 from types import SimpleNamespace
@@ -21,15 +21,15 @@ SEP = 200
 ROWS = np.array([[3.0, -4.0], [0.0, 0.0], [0.5, 0.5]], np.float32)
 
 
-class FreeVocab(FakeVocab):
-    """Adds nothing to a text."""
+class PlainVocab(FakeVocab):
+    """A vocabulary that adds no BOS or EOS."""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         return super().tokenize(text, add_special=False, parse_special=parse_special)
 
 
 class PairVocab(FakeVocab):
-    """With a choice of what is put around the texts of a pair."""
+    """A vocabulary with a choice of the special tokens around the texts of a pair."""
 
     def __init__(self, *, eos: int = EOS, add_bos: bool = True, add_eos: bool = True, add_sep: bool = True) -> None:
         super().__init__()
@@ -39,13 +39,13 @@ class PairVocab(FakeVocab):
 
 def model(pooling: Pooling, vocab: FakeVocab | None = None, template: str = "") -> LoadedModel:
     runner, info = FakeEmbeddingRunner(pooling=pooling), ModelInfo(rerank_template=template)
-    found: Any = SimpleNamespace(spec=spec("demo"), vocab=vocab or FakeVocab(), media=None, embedder=runner, info=info)
-    return cast(LoadedModel, found)
+    loaded: Any = SimpleNamespace(spec=spec("demo"), vocab=vocab or FakeVocab(), media=None, embedder=runner, info=info)
+    return cast(LoadedModel, loaded)
 
 
 def tokens_of(body: dict[str, Any], *, native: bool = False, vocab: FakeVocab | None = None) -> list[list[int]]:
-    made = read_embeddings(body, native=native).job(model(Pooling.MEAN, vocab), {})
-    return [prompt.tokens for prompt in cast(list[MediaPrompt], made.inputs)]
+    inputs = read_embeddings(body, native=native).job(model(Pooling.MEAN, vocab), {}).inputs
+    return [prompt.tokens for prompt in cast(list[MediaPrompt], inputs)]
 
 
 def job(vocab: FakeVocab | None = None, template: str = "", **body: Any) -> VectorJob:
@@ -63,15 +63,15 @@ def job(vocab: FakeVocab | None = None, template: str = "", **body: Any) -> Vect
         (3, [3 / 91 ** (1 / 3), -4 / 91 ** (1 / 3)]),
     ],
 )
-def test_each_row_has_length_one_under_its_norm(norm: int, first: list[float]) -> None:
-    found = normalized(ROWS, norm)
-    assert np.allclose(found[0], first, rtol=1e-6)
-    assert not found[1].any()
-    assert found.dtype == np.float32
+def test_each_row_is_normalized_to_length_1(norm: int, first: list[float]) -> None:
+    rows = normalized(ROWS, norm)
+    assert np.allclose(rows[0], first, rtol=1e-6)
+    assert not rows[1].any()
+    assert rows.dtype == np.float32
 
 
 @pytest.mark.parametrize(
-    ("given", "tokens"),
+    ("body_input", "tokens"),
     [
         ("ab", [[BOS, 97, 98]]),
         ("", [[BOS]]),
@@ -88,29 +88,29 @@ def test_each_row_has_length_one_under_its_norm(norm: int, first: list[float]) -
         ),
     ],
 )
-def test_every_form_of_input(given: object, tokens: list[list[int]]) -> None:
-    assert tokens_of({"input": given}) == tokens
-    assert tokens_of({"content": given}, native=True) == tokens
+def test_every_form_of_input_is_tokenized(body_input: object, tokens: list[list[int]]) -> None:
+    assert tokens_of({"input": body_input}) == tokens
+    assert tokens_of({"content": body_input}, native=True) == tokens
 
 
-def test_a_vocabulary_that_adds_nothing_leaves_an_empty_text_empty() -> None:
+def test_empty_input_is_rejected_if_the_vocabulary_adds_no_token() -> None:
     with pytest.raises(InvalidRequest, match="Input content cannot be empty"):
-        tokens_of({"input": ""}, vocab=FreeVocab())
+        tokens_of({"input": ""}, vocab=PlainVocab())
 
 
-def inputs(made: VectorJob) -> list[list[int]]:
-    return cast(list[list[int]], made.inputs)
+def pairs(rerank: VectorJob) -> list[list[int]]:
+    return cast(list[list[int]], rerank.inputs)
 
 
-def reply(made: VectorJob, *scores: float) -> Any:
-    return orjson.loads(made.reply([np.array([[score, 0.0]], np.float32) for score in scores]))
+def reply(rerank: VectorJob, *scores: float) -> Any:
+    return orjson.loads(rerank.reply([np.array([[score, 0.0]], np.float32) for score in scores]))
 
 
-def test_equal_scores_keep_their_order() -> None:
+def test_documents_with_equal_scores_keep_their_order() -> None:
     assert [entry["index"] for entry in reply(job(), 1, 1, 1)["results"]] == [0, 1, 2]
 
 
-def test_scores_become_probabilities_where_raw_ones_are_refused() -> None:
+def test_scores_become_probabilities_unless_raw_scores_are_requested() -> None:
     scores = [entry["score"] for entry in reply(job(documents=None, texts=["a", "b"], raw_scores=False), 0, 800)]
     assert scores == [1.0, 0.5]
     assert reply(job(documents=None, texts=["a"], raw_scores=False), -800)[0]["score"] == pytest.approx(0.0)
@@ -118,8 +118,8 @@ def test_scores_become_probabilities_where_raw_ones_are_refused() -> None:
     assert reply(job(raw_scores=False), 2, 0, 0)["results"][0]["relevance_score"] == pytest.approx(
         1 / (1 + math.exp(-2))
     )
-    of_labels = job(documents=None, texts=["a"], raw_scores=False).reply([np.array([[0.9, 0.1]], np.float32)])
-    assert orjson.loads(of_labels)[0]["score"] == pytest.approx(0.9)  # it is a probability already
+    label_scores = job(documents=None, texts=["a"], raw_scores=False).reply([np.array([[0.9, 0.1]], np.float32)])
+    assert orjson.loads(label_scores)[0]["score"] == pytest.approx(0.9)  # already a probability
 
 
 @pytest.mark.parametrize(
@@ -132,23 +132,22 @@ def test_scores_become_probabilities_where_raw_ones_are_refused() -> None:
         (PairVocab(add_sep=False), [BOS, ord("q"), EOS, ord("a"), EOS]),
     ],
 )
-def test_a_pair_gets_what_the_vocabulary_adds(vocab: FakeVocab, tokens: list[int]) -> None:
-    assert inputs(job(vocab, documents=["a"])) == [tokens]
+def test_a_pair_gets_the_special_tokens_of_the_vocabulary(vocab: FakeVocab, tokens: list[int]) -> None:
+    assert pairs(job(vocab, documents=["a"])) == [tokens]
 
 
-def test_a_pairs_texts_are_no_markup() -> None:
-    (tokens,) = inputs(job(PairVocab(), query="</s>", documents=["<s>"]))
+def test_control_tokens_in_the_texts_of_a_pair_stay_text() -> None:
+    (tokens,) = pairs(job(PairVocab(), query="</s>", documents=["<s>"]))
     assert tokens.count(EOS) == 2
     assert tokens.count(BOS) == 1
 
 
 @pytest.mark.parametrize("template", ["", "{query}|{document}"])
-def test_a_query_that_is_too_long_is_in_one_pair_only(template: str) -> None:
-    assert len(inputs(job(template=template, query="q" * 10_000))) == 1
+def test_a_query_that_exceeds_the_context_is_tokenized_for_one_pair_only(template: str) -> None:
+    assert len(pairs(job(template=template, query="q" * 10_000))) == 1
 
 
-def test_the_models_own_template_is_filled_once() -> None:
-    made = job(template="<s>{query}|{document}|{query}", query="{document}", documents=["{query}"])
-    filled = inputs(made)
-    assert FakeVocab().detokenize(filled[0]) == b"<s>{document}|{query}|{document}"
-    assert filled[0][0] == BOS
+def test_placeholders_in_texts_of_a_rerank_template_are_not_replaced() -> None:
+    [pair] = pairs(job(template="<s>{query}|{document}|{query}", query="{document}", documents=["{query}"]))
+    assert FakeVocab().detokenize(pair) == b"<s>{document}|{query}|{document}"
+    assert pair[0] == BOS

@@ -1,4 +1,4 @@
-"""Whatever a model says, every dialect says the same of it, whole and streamed."""
+"""For any output of a model, all dialects write the same text, reasoning and calls, whole and streamed."""
 
 import json
 from collections.abc import Callable
@@ -18,53 +18,53 @@ from server.dialects.responses.write import ResponseWriter
 from server.engine.request import Event
 from server.formats.parsing.pieces import ContentText, Piece, Reasoning, ToolCallArguments, ToolCallBegin
 from tests.api.inference.dialects import DIALECTS, Answer
-from tests.unit.dialects.builders import HEADER, Turns, finished, started, text
+from tests.unit.dialects.builders import HEADER, SequenceParser, finished, started, text
 
 HI = {"messages": [{"role": "user", "content": "Hi"}], "stream_options": {"include_usage": True}}
 CHAT, MESSAGE, RESPONSE = parse_chat(HI), parse_messages(HI), parse_response({"input": "Hi"})
 FIELDS = {"id": "r", "created_at": 1, "model": "demo", "parallel_tool_calls": True, "tools": [], "tool_choice": "auto"}
-WORDS = st.text('abé \n\u2028"\\{', min_size=1, max_size=4).filter(lambda word: bool(word.strip()))
-ARGUMENTS = st.dictionaries(st.sampled_from("ab"), WORDS | st.integers() | st.none(), max_size=2)
-WRITERS: dict[str, Callable[[Callable[[], Turns]], Any]] = {
+TEXTS = st.text('abé \n\u2028"\\{', min_size=1, max_size=4).filter(lambda text: bool(text.strip()))
+ARGUMENTS = st.dictionaries(st.sampled_from("ab"), TEXTS | st.integers() | st.none(), max_size=2)
+WRITERS: dict[str, Callable[[Callable[[], SequenceParser]], Any]] = {
     "chat": lambda script: ChatWriter(CHAT, HEADER, script),
     "messages": lambda script: MessageWriter(MESSAGE, HEADER, script),
     "responses": lambda script: ResponseWriter(RESPONSE, FIELDS, script),
-    "ollama-chat": lambda script: OllamaWriter(Reply("demo", chat=True), script, began=0.0, loaded=0.0),
+    "ollama-chat": lambda script: OllamaWriter(Reply("demo", chat=True), script, started_at=0.0, loaded_at=0.0),
 }
 
 
 @st.composite
-def turns(draw: st.DrawFn) -> list[list[Piece]]:
-    """What a parser makes of each text of the engine."""
+def parsed_pieces(draw: st.DrawFn) -> list[list[Piece]]:
+    """Return the pieces that the parser returns for each text of the engine."""
     pieces: list[Piece] = []
     n_calls = 0
-    for kind in draw(st.lists(st.sampled_from(("text", "thought", "call")), max_size=6)):
+    for kind in draw(st.lists(st.sampled_from(("text", "reasoning", "call")), max_size=6)):
         if kind == "call":
             pieces.append(ToolCallBegin(n_calls, f"c{n_calls}", draw(st.sampled_from("fg"))))
             written = json.dumps(draw(ARGUMENTS), indent=draw(st.sampled_from((None, 1))), ensure_ascii=False)
-            cut = draw(st.integers(0, len(written)))
-            pieces += [ToolCallArguments(n_calls, part) for part in (written[:cut], written[cut:]) if part]
+            at = draw(st.integers(0, len(written)))
+            pieces += [ToolCallArguments(n_calls, part) for part in (written[:at], written[at:]) if part]
             n_calls += 1
         else:
-            pieces.append((ContentText if kind == "text" else Reasoning)(draw(WORDS)))
-    found: list[list[Piece]] = [[]]
+            pieces.append((ContentText if kind == "text" else Reasoning)(draw(TEXTS)))
+    groups: list[list[Piece]] = [[]]
     for piece in pieces:
         if draw(st.booleans()):
-            found.append([])
-        found[-1].append(piece)
-    return found
+            groups.append([])
+        groups[-1].append(piece)
+    return groups
 
 
-def said(answer: Answer) -> tuple[str, str, list[tuple[str, dict[str, Any]]]]:
+def output(answer: Answer) -> tuple[str, str, list[tuple[str, dict[str, Any]]]]:
     return answer.text or "", answer.reasoning, [(name, arguments) for _, name, arguments in answer.calls]
 
 
-@given(turns())
-def test_every_dialect_says_the_same(pieces: list[list[Piece]]) -> None:
+@given(parsed_pieces())
+def test_all_dialects_write_the_same_output(pieces: list[list[Piece]]) -> None:
     events: list[Event] = [started(), *(text("x") for _ in pieces[:-1]), finished()]
     answers: list[Answer] = []
     for dialect in (each for each in DIALECTS if each.name in WRITERS):
-        whole, stream = (WRITERS[dialect.name](lambda: Turns(*pieces)) for _ in range(2))
+        whole, stream = (WRITERS[dialect.name](lambda: SequenceParser(*pieces)) for _ in range(2))
         whole.streams = False
         for event in events:
             whole.feed(0, event)
@@ -73,7 +73,7 @@ def test_every_dialect_says_the_same(pieces: list[list[Piece]]) -> None:
         answers.append(dialect.streamed(b"".join([*raw, *stream.finish()]).decode()))
     assert len(answers) == 2 * len(WRITERS)
     for answer in answers:
-        assert said(answer) == said(answers[0])
-    assert answers[0].text == "".join(p.text for turn in pieces for p in turn if isinstance(p, ContentText))
+        assert output(answer) == output(answers[0])
+    assert answers[0].text == "".join(p.text for group in pieces for p in group if isinstance(p, ContentText))
     ids = [[call[0] for call in answer.calls if call[0]] for answer in answers[:6]]
     assert all(each == ids[0] for each in ids)

@@ -1,4 +1,4 @@
-"""What the built-in tools do with files, without the processes around them."""
+"""The built-in tools on real files, without their sandboxed processes."""
 
 import os
 from pathlib import Path
@@ -19,23 +19,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def text_of(tool: str, **params: object) -> str:
-    said = answer(tool, params)
-    assert "error" not in said, said
-    return str(said["plain_text_response"])
+    result = answer(tool, params)
+    assert "error" not in result, result
+    return str(result["plain_text_response"])
 
 
 def error_of(tool: str, **params: object) -> str:
     return str(answer(tool, params)["error"])
 
 
-def test_every_tool_has_work_and_an_option() -> None:
+def test_every_tool_has_an_implementation_and_an_option() -> None:
     assert {*all_tools()} == {*WORK, SHELL}
     assert {*TOOLS} == {EVERY, *WORK, SHELL}
 
 
-def test_only_those_asked_for_are_on_and_their_parameters_are_checked() -> None:
+def test_only_enabled_tools_are_offered_and_their_parameters_are_validated() -> None:
     tools = PageTools(["read_file"])
-    assert [one["tool"] for one in tools.shown()] == ["read_file"]
+    assert [each["tool"] for each in tools.shown()] == ["read_file"]
     tools.check("read_file", {"path": "a"}, stream=False)
     with pytest.raises(NotFound):
         tools.check("write_file", {"path": "a", "content": ""}, stream=False)
@@ -49,7 +49,7 @@ def test_only_those_asked_for_are_on_and_their_parameters_are_checked() -> None:
     assert not PageTools()
 
 
-def test_lines_are_read_with_numbers(folder: Path) -> None:
+def test_read_file_returns_lines_of_a_range(folder: Path) -> None:
     (folder / "a.txt").write_bytes(b"one\ntwo\r\nthree \xff\nfour")
     assert text_of("read_file", path="a.txt") == "one\ntwo\r\nthree \ufffd\nfour\n"
     assert text_of("read_file", path="a.txt", start_line=2, end_line=2, append_loc=True) == "2→two\r\n"
@@ -62,23 +62,23 @@ def test_lines_are_read_with_numbers(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["nothing", ".", "/dev/zero", "a\0b"])
-def test_what_is_no_file_is_an_error(path: str) -> None:
+def test_read_file_fails_for_paths_that_are_no_regular_file(path: str) -> None:
     assert error_of("read_file", path=path)
 
 
-def test_files_are_written_and_edited(folder: Path) -> None:
-    said = answer("write_file", {"path": "new/a.txt", "content": "line1\nline2\n“line3”  \nline4\xa0five\n"})
-    assert said["result"] == "file written successfully"
+def test_files_are_created_and_edited(folder: Path) -> None:
+    written = answer("write_file", {"path": "new/a.txt", "content": "line1\nline2\n“line3”  \nline4\xa0five\n"})
+    assert written["result"] == "file written successfully"
     edits = [{"old_text": '"line3"', "new_text": "3"}, {"old_text": "line2", "new_text": "2"}]
     assert answer("edit_file", {"path": "new/a.txt", "edits": edits})["edits_applied"] == 2
     assert (folder / "new/a.txt").read_text() == "line1\n2\n3  \nline4\xa0five\n"
-    blank = [{"old_text": "line4 five\n", "new_text": "end"}]
-    answer("edit_file", {"path": "new/a.txt", "edits": blank})
+    other_space = [{"old_text": "line4 five\n", "new_text": "end"}]
+    answer("edit_file", {"path": "new/a.txt", "edits": other_space})
     assert (folder / "new/a.txt").read_text() == "line1\n2\n3  \nend"
 
 
 @pytest.mark.parametrize(
-    ("edits", "said"),
+    ("edits", "error"),
     [
         ([], "non-empty"),
         ([("", "x")], "must not be empty"),
@@ -88,10 +88,10 @@ def test_files_are_written_and_edited(folder: Path) -> None:
         ([("a", "a")], "no changes"),
     ],
 )
-def test_edits_that_cannot_be_made_change_nothing(folder: Path, edits: list[tuple[str, str]], said: str) -> None:
+def test_invalid_edits_change_nothing(folder: Path, edits: list[tuple[str, str]], error: str) -> None:
     (folder / "a.txt").write_text("a\nb\nb\n")
-    given = [{"old_text": old, "new_text": new} for old, new in edits]
-    assert said in error_of("edit_file", path="a.txt", edits=given)
+    changes = [{"old_text": old, "new_text": new} for old, new in edits]
+    assert error in error_of("edit_file", path="a.txt", edits=changes)
     assert (folder / "a.txt").read_text() == "a\nb\nb\n"
 
 
@@ -105,7 +105,7 @@ def tree(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("params", "found"),
+    ("params", "paths"),
     [
         ({}, ["src/[x].txt", "src/deep/main.py", "src/main.py", "top.txt"]),
         ({"include": "*.py"}, ["src/deep/main.py", "src/main.py"]),
@@ -116,13 +116,15 @@ def tree(folder: Path) -> Path:
         ({"type": "dir"}, ["build", "src", "src/circle", "src/deep"]),
     ],
 )
-def test_files_are_found_by_patterns(tree: Path, params: dict[str, object], found: list[str]) -> None:
-    said = answer("file_glob_search", {"path": str(tree), **params})
-    assert [entry["path"] for entry in said["entries"]] == found
-    assert f"Total matches: {len(found)}" in said["plain_text_response"]
+def test_file_glob_search_filters_by_pattern_type_and_depth(
+    tree: Path, params: dict[str, object], paths: list[str]
+) -> None:
+    result = answer("file_glob_search", {"path": str(tree), **params})
+    assert [entry["path"] for entry in result["entries"]] == paths
+    assert f"Total matches: {len(paths)}" in result["plain_text_response"]
 
 
-def test_a_limit_is_told(tree: Path) -> None:
+def test_file_glob_search_counts_all_matches_and_rejects_invalid_parameters(tree: Path) -> None:
     assert "Total matches: 4" in text_of("file_glob_search", path=".", limit=1)
     assert "limit" in error_of("file_glob_search", path=".", limit=0)
     assert "type" in error_of("file_glob_search", path=".", type="x")
@@ -130,16 +132,16 @@ def test_a_limit_is_told(tree: Path) -> None:
     assert "character range" in error_of("file_glob_search", path=".", include="[z-a]")
 
 
-def test_lines_are_found(tree: Path) -> None:
-    said = text_of("grep_search", path=".", pattern=r"^src/\w+", return_line_numbers=True)
-    assert said.startswith("src/deep/main.py:2:src/deep/main.py\nsrc/main.py:2:src/main.py\n")
-    said = text_of("grep_search", path="top.txt", pattern="TOP.", literal=True, ignore_case=True, context_lines=1)
-    assert said.startswith("top.txt-1-the file\ntop.txt:2:top.txt\ntop.txt-3-end\n--\n")
+def test_grep_search_returns_matching_lines(tree: Path) -> None:
+    lines = text_of("grep_search", path=".", pattern=r"^src/\w+", return_line_numbers=True)
+    assert lines.startswith("src/deep/main.py:2:src/deep/main.py\nsrc/main.py:2:src/main.py\n")
+    lines = text_of("grep_search", path="top.txt", pattern="TOP.", literal=True, ignore_case=True, context_lines=1)
+    assert lines.startswith("top.txt-1-the file\ntop.txt:2:top.txt\ntop.txt-3-end\n--\n")
     (tree / "many.txt").write_text("file\n" * 200)
     assert "100 matches limit" in text_of("grep_search", path=".", pattern="file")
     assert "invalid regex" in error_of("grep_search", path=".", pattern="(")
     assert "does not exist" in error_of("grep_search", path="nothing", pattern="a")
 
 
-def test_where_it_works(folder: Path) -> None:
+def test_get_info_returns_system_and_working_folder(folder: Path) -> None:
     assert answer("get_info", {}) == {"os": " ".join(os.uname()).strip(), "cwd": str(folder)} or os.name != "posix"

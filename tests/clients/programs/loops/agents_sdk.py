@@ -1,4 +1,4 @@
-"""openai-agents: both APIs that it can speak."""
+"""openai-agents, with Chat Completions and Responses."""
 
 import asyncio
 import os
@@ -15,14 +15,14 @@ from agents import (
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI, BadRequestError
-from report import LONG, MODEL, PARIS, URL, Report, get_weather, refused, step
+from report import LONG, MODEL, PARIS, URL, Report, expect_error, get_weather, step
 
 
 async def loop(kind: str) -> None:
     client = AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
-    made = (OpenAIChatCompletionsModel if kind == "chat" else OpenAIResponsesModel)(MODEL, client)
+    model = (OpenAIChatCompletionsModel if kind == "chat" else OpenAIResponsesModel)(MODEL, client)
     tool = function_tool(get_weather)
-    agent = Agent(name="Weather", instructions="Answer briefly.", model=made, tools=[tool])
+    agent = Agent(name="Weather", instructions="Answer briefly.", model=model, tools=[tool])
     with step(f"{kind}: a streamed reply"):
         running = Runner.run_streamed(agent, "SAY-HELLO")
         kinds = [event.type async for event in running.stream_events()]
@@ -43,7 +43,7 @@ async def loop(kind: str) -> None:
     with step(f"{kind}: structured output"):
         typed = agent.clone(output_type=Report, tools=[], model_settings=ModelSettings(temperature=0))
         assert (await Runner.run(typed, "REPORT-PLEASE")).final_output == PARIS
-    with step(f"{kind}: thoughts"):
+    with step(f"{kind}: reasoning"):
         assert (await Runner.run(agent, "THINK-FIRST")).final_output == "It is four."
     with step(f"{kind}: a cancelled stream"):
         running = Runner.run_streamed(agent, "NEVER-END")
@@ -54,9 +54,9 @@ async def loop(kind: str) -> None:
                 running.cancel()
         assert n >= 10
     with step(f"{kind}: a context overflow is reported"):
-        with refused(BadRequestError) as told:
+        with expect_error(BadRequestError) as errors:
             await Runner.run(agent, LONG)
-        assert told[0].code == "context_length_exceeded", told
+        assert errors[0].code == "context_length_exceeded", errors
 
 
 set_tracing_disabled(True)

@@ -1,11 +1,11 @@
-"""instructor: typed answers in each of its modes."""
+"""instructor: structured output in each of its modes."""
 
 from collections.abc import Iterable
 
 import instructor
 from openai import OpenAI
 from pydantic import field_validator
-from report import LONG, MODEL, PARIS, URL, Report, refused, step
+from report import LONG, MODEL, PARIS, URL, Report, expect_error, step
 
 OPENAI = OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
 MODES = {
@@ -17,24 +17,24 @@ MODES = {
 }
 for mode, text in MODES.items():
     client = instructor.from_openai(OPENAI, mode=mode)
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_retries": 0}
+    request = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_retries": 0}
     with step(f"{mode.name}: a typed reply"):
-        assert client.chat.completions.create(response_model=Report, **asked).model_dump() == PARIS.model_dump()
+        assert client.chat.completions.create(response_model=Report, **request).model_dump() == PARIS.model_dump()
     if mode is not instructor.Mode.RESPONSES_TOOLS:
         with step(f"{mode.name}: a typed reply in a stream"):
-            asked["messages"] = [{"role": "user", "content": text.replace("CALL-REPORT", "CALL-PARTIAL")}]
-            assert list(client.chat.completions.create_partial(response_model=Report, **asked))[-1].sunny is True
+            request["messages"] = [{"role": "user", "content": text.replace("CALL-REPORT", "CALL-PARTIAL")}]
+            assert list(client.chat.completions.create_partial(response_model=Report, **request))[-1].sunny is True
 CLIENT = instructor.from_openai(OPENAI, mode=instructor.Mode.TOOLS)
 with step("parallel calls"):
-    several = instructor.from_openai(OPENAI, mode=instructor.Mode.PARALLEL_TOOLS)
-    made = several.chat.completions.create(
+    parallel = instructor.from_openai(OPENAI, mode=instructor.Mode.PARALLEL_TOOLS)
+    reports = parallel.chat.completions.create(
         model=MODEL, response_model=Iterable[Report], messages=[{"role": "user", "content": "CALL-REPORT-TWICE"}]
     )
-    assert [one.city for one in made] == ["Paris", "Rome"]
+    assert [each.city for each in reports] == ["Paris", "Rome"]
 with step("an invalid reply is retried"):
 
     class Sunny(Report):  # type: ignore[misc]  # Any for mypy, which does not find the module
-        """Paris is refused."""
+        """Rejects Paris, so that the client retries."""
 
         @field_validator("city")
         @classmethod
@@ -43,13 +43,13 @@ with step("an invalid reply is retried"):
                 raise ValueError("CALL-ANOTHER")
             return city
 
-    made = CLIENT.chat.completions.create(
+    report = CLIENT.chat.completions.create(
         model=MODEL, response_model=Sunny, max_retries=2, messages=[{"role": "user", "content": "CALL-SUNNY"}]
     )
-    assert made.city == "Rome"
+    assert report.city == "Rome"
 with step("a context overflow is reported"):
-    with refused() as told:
+    with expect_error() as errors:
         CLIENT.chat.completions.create(
             model=MODEL, response_model=Report, max_retries=0, messages=[{"role": "user", "content": LONG}]
         )
-    assert "context" in str(told[0]), told
+    assert "context" in str(errors[0]), errors

@@ -1,4 +1,4 @@
-"""An MCP server with more tools than a client model details at once: one for each shelf of a library."""
+"""An MCP server with so many tools that a client lets the model search them: one for each shelf of a library."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ N_TOOLS = 60
 
 
 def main() -> None:
-    """Serve over stdio until the client leaves."""
+    """Serve over stdio until the client disconnects."""
     server = MCPServer("library", log_level="CRITICAL")
     for number in range(N_TOOLS):
-        about = f"Reads a page of the book on shelf {number}."
-        server.add_tool(_reader(number), name=f"shelf_{number}", description=about, structured_output=False)
+        description = f"Reads a page of the book on shelf {number}."
+        server.add_tool(_reader(number), name=f"shelf_{number}", description=description, structured_output=False)
     server.run("stdio")
 
 

@@ -1,4 +1,4 @@
-"""llama-index: `OpenAILike` and its agent."""
+"""llama-index: `OpenAILike` and `FunctionAgent`."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context
 from llama_index.llms.openai_like import OpenAILike
 from openai import BadRequestError
-from report import LONG, MODEL, PARIS, URL, Report, get_weather, refused, step
+from report import LONG, MODEL, PARIS, URL, Report, expect_error, get_weather, step
 
 LLM = OpenAILike(
     model=MODEL, api_base=f"{URL}/v1", api_key="none", is_chat_model=True, is_function_calling_model=True,
@@ -28,11 +28,11 @@ async def loop() -> None:
     with step("parallel calls"):
         assert str(await agent.run("BOTH-PLEASE", ctx=context)) == "One is sunny, one rainy."
     with step("a resumed session"):
-        again = Context.from_dict(agent, context.to_dict())
-        assert str(await agent.run("GO-ON", ctx=again)) == "The session goes on."
+        restored = Context.from_dict(agent, context.to_dict())
+        assert str(await agent.run("GO-ON", ctx=restored)) == "The session goes on."
     with step("structured output"):
-        made = LLM.as_structured_llm(Report).complete("CALL-REPORT").raw
-        assert made == PARIS, made
+        output = LLM.as_structured_llm(Report).complete("CALL-REPORT").raw
+        assert output == PARIS, output
     with step("a completion"):
         assert LLM.model_copy(update={"is_chat_model": False}).complete("SAY-HELLO", max_tokens=30).text
     with step("a cancelled stream"):
@@ -41,9 +41,9 @@ async def loop() -> None:
             next(stream)
         stream.close()
     with step("a context overflow is reported"):
-        with refused(BadRequestError) as told:
+        with expect_error(BadRequestError) as errors:
             LLM.chat([ChatMessage(LONG)])
-        assert told[0].code == "context_length_exceeded", told
+        assert errors[0].code == "context_length_exceeded", errors
 
 
 asyncio.run(loop())

@@ -1,28 +1,28 @@
-"""The ollama client."""
+"""Ollama's Python client."""
 
 from typing import Any
 
 from ollama import Client, ResponseError
-from report import LONG, MODEL, PARIS, URL, Report, get_weather, refused, step
+from report import LONG, MODEL, PARIS, URL, Report, expect_error, get_weather, step
 
 CLIENT = Client(host=URL)
 
 
-def turn(history: list[Any], answer: str, n_calls: int) -> None:
-    said = CLIENT.chat(MODEL, history, tools=[get_weather]).message
-    assert len(said.tool_calls or []) == n_calls, said
-    while said.tool_calls:
-        history.append(said)
-        for call in said.tool_calls:
+def run_tools(history: list[Any], answer: str, n_calls: int) -> None:
+    message = CLIENT.chat(MODEL, history, tools=[get_weather]).message
+    assert len(message.tool_calls or []) == n_calls, message
+    while message.tool_calls:
+        history.append(message)
+        for call in message.tool_calls:
             text = get_weather(**call.function.arguments)
             history.append({"role": "tool", "tool_name": call.function.name, "content": text})
-        said = CLIENT.chat(MODEL, history, tools=[get_weather]).message
-    history.append(said)
-    assert said.content == answer, said
+        message = CLIENT.chat(MODEL, history, tools=[get_weather]).message
+    history.append(message)
+    assert message.content == answer, message
 
 
 with step("model list"):
-    assert any(one.model.startswith(MODEL) for one in CLIENT.list().models)  # type: ignore[union-attr]
+    assert any(each.model.startswith(MODEL) for each in CLIENT.list().models)  # type: ignore[union-attr]
 with step("model details"):
     assert CLIENT.show(MODEL).capabilities
 with step("a streamed reply"):
@@ -34,20 +34,20 @@ with step("generate"):
     assert CLIENT.generate(MODEL, "SAY-HELLO").response == "Hello from the script."
 HISTORY: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "WEATHER-PLEASE"}]
 with step("a tool call and its result"):
-    turn(HISTORY, "It is sunny.", 1)
+    run_tools(HISTORY, "It is sunny.", 1)
 with step("parallel calls"):
     HISTORY.append({"role": "user", "content": "BOTH-PLEASE"})
-    turn(HISTORY, "One is sunny, one rainy.", 2)
+    run_tools(HISTORY, "One is sunny, one rainy.", 2)
 with step("reasoning"):
-    said: Any = CLIENT.chat(MODEL, [{"role": "user", "content": "THINK-FIRST"}], think=True).message
-    assert (said.thinking, said.content) == ("Two and two.", "It is four."), said
+    message: Any = CLIENT.chat(MODEL, [{"role": "user", "content": "THINK-FIRST"}], think=True).message
+    assert (message.thinking, message.content) == ("Two and two.", "It is four."), message
 with step("structured output"):
-    said = CLIENT.chat(MODEL, [{"role": "user", "content": "REPORT-PLEASE"}], format=Report.model_json_schema())
-    assert Report.model_validate_json(said.message.content) == PARIS
+    reply = CLIENT.chat(MODEL, [{"role": "user", "content": "REPORT-PLEASE"}], format=Report.model_json_schema())
+    assert Report.model_validate_json(reply.message.content) == PARIS
 with step("a resumed session"):
-    again = [one if isinstance(one, dict) else one.model_dump() for one in HISTORY]
-    said = CLIENT.chat(MODEL, [*again, {"role": "user", "content": "GO-ON"}], tools=[get_weather])
-    assert said.message.content == "The session goes on."
+    restored = [each if isinstance(each, dict) else each.model_dump() for each in HISTORY]
+    reply = CLIENT.chat(MODEL, [*restored, {"role": "user", "content": "GO-ON"}], tools=[get_weather])
+    assert reply.message.content == "The session goes on."
 with step("loaded models"):
     assert CLIENT.ps().models
 with step("a cancelled stream"):
@@ -56,6 +56,6 @@ with step("a cancelled stream"):
         next(stream)
     stream.close()
 with step("a context overflow is reported"):
-    with refused(ResponseError) as told:
+    with expect_error(ResponseError) as errors:
         CLIENT.chat(MODEL, [{"role": "user", "content": LONG}])
-    assert "context" in told[0].error, told
+    assert "context" in errors[0].error, errors

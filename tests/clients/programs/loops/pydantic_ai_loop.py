@@ -1,4 +1,4 @@
-"""Pydantic AI: over chat, responses and Anthropic's messages."""
+"""Pydantic AI, with Chat Completions, Responses and Anthropic's Messages."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from report import LONG, MODEL, PARIS, URL, Report, get_weather, refused, step
+from report import LONG, MODEL, PARIS, URL, Report, expect_error, get_weather, step
 
 OPENAI = OpenAIProvider(base_url=f"{URL}/v1", api_key="none")
 MODELS: dict[str, Any] = {
@@ -26,16 +26,16 @@ async def loop(kind: str) -> None:
         assert len(parts) > 1
         assert "".join(parts) == "Hello from the script."
     with step(f"{kind}: a tool call and its result"):
-        done = await agent.run("WEATHER-PLEASE")
-        assert done.output == "It is sunny."
+        result = await agent.run("WEATHER-PLEASE")
+        assert result.output == "It is sunny."
     with step(f"{kind}: parallel calls"):
-        done = await agent.run("BOTH-PLEASE", message_history=done.all_messages())
-        assert done.output == "One is sunny, one rainy."
+        result = await agent.run("BOTH-PLEASE", message_history=result.all_messages())
+        assert result.output == "One is sunny, one rainy."
     with step(f"{kind}: reasoning is sent back"):
-        done = await agent.run("THINK-FIRST", message_history=done.all_messages())
-        assert done.output == "It is four."
+        result = await agent.run("THINK-FIRST", message_history=result.all_messages())
+        assert result.output == "It is four."
     with step(f"{kind}: a resumed session"):
-        history = ModelMessagesTypeAdapter.validate_json(done.all_messages_json())
+        history = ModelMessagesTypeAdapter.validate_json(result.all_messages_json())
         assert (await agent.run("GO-ON", message_history=history)).output == "The session goes on."
     if kind != "messages":
         with step(f"{kind}: structured output"):
@@ -52,9 +52,9 @@ async def loop(kind: str) -> None:
                 if n == 10:
                     break
     with step(f"{kind}: a context overflow is reported"):
-        with refused(ModelHTTPError) as told:
+        with expect_error(ModelHTTPError) as errors:
             await agent.run(LONG)
-        assert told[0].status_code == 400, told
+        assert errors[0].status_code == 400, errors
 
 
 for kind in MODELS:

@@ -1,6 +1,6 @@
-"""What the loops of libraries share: they run in environments of their own, without the project.
+"""Shared by the loops of libraries, which run in environments without the project.
 
-A step prints one line of JSON. Nothing a step raises ends the loop.
+A step prints a line of JSON. An exception in a step does not end the loop.
 """
 
 import json
@@ -38,22 +38,22 @@ def get_weather(city: str) -> str:
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """One part of the loop: done unless it raises."""
+    """Print a step, which is done unless the body raises."""
     try:
         yield
-    except Exception:  # noqa: BLE001 (whatever a library raises)
+    except Exception:  # noqa: BLE001 (libraries raise anything)
         print("\n" + json.dumps({"step": name, "done": False, "detail": traceback.format_exc()[-1200:]}), flush=True)
     else:
         print("\n" + json.dumps({"step": name, "done": True}), flush=True)
 
 
 @contextmanager
-def refused(kind: type[Exception] = Exception) -> Iterator[list[Exception]]:
-    """What is inside must raise: the error is the list's only item then."""
-    told: list[Exception] = []
+def expect_error(kind: type[Exception] = Exception) -> Iterator[list[Exception]]:
+    """Require that the body raises `kind`. The yielded list then contains the error."""
+    errors: list[Exception] = []
     try:
-        yield told
-    except kind as error:  # (loops name the narrowest that a library has)
-        told.append(error)
+        yield errors
+    except kind as error:
+        errors.append(error)
     else:
         raise AssertionError("no error")

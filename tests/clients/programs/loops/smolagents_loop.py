@@ -1,6 +1,6 @@
-"""smolagents: an agent that calls tools and one that writes code."""
+"""smolagents: an agent that calls tools, and one that writes code."""
 
-from report import LONG, MODEL, URL, refused, step
+from report import LONG, MODEL, URL, expect_error, step
 from report import get_weather as weather
 from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 
@@ -14,20 +14,20 @@ AGENT = ToolCallingAgent(tools=[get_weather], model=LLM, max_steps=4, verbosity_
 with step("a tool call and its result"):
     assert AGENT.run("FINAL-WEATHER") == "It is sunny."
 with step("parallel calls"):
-    said = AGENT.run("FINAL-BOTH")
-    assert said == "One is sunny, one rainy.", said
+    answer = AGENT.run("FINAL-BOTH")
+    assert answer == "One is sunny, one rainy.", answer
 with step("a resumed session"):
     assert AGENT.run("FINAL-GO-ON", reset=False) == "The session goes on."
 with step("a streamed code agent"):
     coder = CodeAgent(tools=[get_weather], model=LLM, max_steps=3, verbosity_level=0, stream_outputs=True)
-    said = coder.run("CODE-PLEASE")
-    assert said == "SUNNY-21!", said
+    answer = coder.run("CODE-PLEASE")
+    assert answer == "SUNNY-21!", answer
 with step("a cancelled stream"):
     stream = LLM.generate_stream([{"role": "user", "content": [{"type": "text", "text": "NEVER-END"}]}])
     for _ in range(10):
         next(stream)
     stream.close()
 with step("a context overflow is reported"):
-    with refused() as told:
+    with expect_error() as errors:
         LLM.generate([{"role": "user", "content": [{"type": "text", "text": LONG}]}])
-    assert "context" in str(told[0]), told
+    assert "context" in str(errors[0]), errors

@@ -1,1 +1,1 @@
-"""OpenAI's chat."""
+"""OpenAI's Chat Completions."""

@@ -1,7 +1,10 @@
-"""Tool types whose calls the client executes: shown as functions, returned as the items that OpenAI's SDK expects."""
+"""Tools of Responses that the client or an MCP server executes: the model sees functions, the client gets typed items.
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+Replies and events are validated against the types of OpenAI's SDK.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import orjson
 import pytest
@@ -14,12 +17,12 @@ from server.dialects.responses.parse import ResponseRequest, parse_response
 from server.dialects.responses.tools import read_mcp
 from server.dialects.responses.write import ResponseWriter
 from server.dialects.tool_types import RESPONSES
-from server.engine.request import Event, FinishReason
+from server.engine.request import Event
 from server.errors import InvalidRequest
-from server.formats.parsing.pieces import ContentText, Piece, ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from server.mcp.config import McpServer
 from server.mcp.servers import McpServers, McpTool
-from tests.unit.dialects.builders import Scripted, finished, started, text
+from tests.unit.dialects.builders import ScriptedParser, finished, started, text
 
 SEARCH_PARAMETERS = {"type": "object", "properties": {"goal": {"type": "string"}}, "required": ["goal"]}
 SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds.", "parameters": SEARCH_PARAMETERS}
@@ -53,31 +56,27 @@ FIELDS = {"id": "resp_1", "created_at": 1, "model": "demo", "parallel_tool_calls
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-def read(**fields: Any) -> ResponseRequest:
+def parsed(**fields: Any) -> ResponseRequest:
     return parse_response({"input": "hi", **fields})
 
 
-def writer(asked: ResponseRequest, name: str, arguments: str) -> ResponseWriter:
-    """Of a call that a model writes in two pieces, followed by a text."""
-
-    class Parser(Scripted):
-        SCRIPT: ClassVar[dict[str, list[Piece]]] = {
-            "call": [ToolCallBegin(0, "c1", name), ToolCallArguments(0, arguments[:9])],
-            "more": [ToolCallArguments(0, arguments[9:])],
-            "text": [ContentText("done")],
-        }
-
-    return ResponseWriter(asked, {**FIELDS, "tools": asked.shown_tools}, Parser)
+def writer(request: ResponseRequest, name: str, arguments: str) -> ResponseWriter:
+    """Return the writer of a reply in which a model calls `name` in two pieces; then a text follows."""
+    script: dict[str, list[Piece]] = {
+        "call": [ToolCallBegin(0, "c1", name), ToolCallArguments(0, arguments[:9])],
+        "rest": [ToolCallArguments(0, arguments[9:])],
+    }
+    fields = {**FIELDS, "tools": request.shown_tools}
+    return ResponseWriter(request, fields, lambda: ScriptedParser(script))
 
 
-def feeds(reason: FinishReason) -> Sequence[Event]:
-    rest = () if reason is FinishReason.LIMIT else (text("text"),)
-    return (started(), text("call"), text("more"), *rest, finished(reason=reason))
+EVENTS: Sequence[Event] = (started(), text("call"), text("rest"), text("done"), finished())
 
 
-def whole(asked: ResponseRequest, name: str, arguments: str, reason: FinishReason = FinishReason.EOS) -> dict[str, Any]:
-    reply = writer(asked, name, arguments)
-    for event in feeds(reason):
+def call_item(request: ResponseRequest, name: str, arguments: str) -> dict[str, Any]:
+    """Return the item of the call in a whole reply."""
+    reply = writer(request, name, arguments)
+    for event in EVENTS:
         reply.feed(0, event)
     body = orjson.loads(orjson.dumps(reply.body()))
     TypeAdapter(Response).validate_python(body)
@@ -86,11 +85,9 @@ def whole(asked: ResponseRequest, name: str, arguments: str, reason: FinishReaso
     return item
 
 
-def streamed(
-    asked: ResponseRequest, name: str, arguments: str, reason: FinishReason = FinishReason.EOS
-) -> list[dict[str, Any]]:
-    stream = writer(asked, name, arguments)
-    raw = [chunk for event in feeds(reason) for chunk in stream.feed(0, event)] + stream.finish()
+def streamed(request: ResponseRequest, name: str, arguments: str) -> list[dict[str, Any]]:
+    stream = writer(request, name, arguments)
+    raw = [chunk for event in EVENTS for chunk in stream.feed(0, event)] + stream.finish()
     events = [orjson.loads(each.split(b"\ndata: ")[1]) for each in raw]
     for event in events:
         EVENT.validate_python(event)
@@ -98,11 +95,11 @@ def streamed(
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_the_item_that_the_client_expects_and_goes_back_as_it_was(name: str) -> None:
-    asked = read(tools=TOOLS)
+def test_a_call_becomes_the_items_of_its_type_and_is_parsed_back_unchanged(name: str) -> None:
+    request = parsed(tools=TOOLS)
     arguments, members = CALLS[name]
     written = orjson.dumps(arguments).decode()
-    item = whole(asked, name, written)
+    item = call_item(request, name, written)
     assert item == {
         "id": item["id"],
         "type": RESPONSES[name].call,
@@ -111,7 +108,7 @@ def test_a_call_is_the_item_that_the_client_expects_and_goes_back_as_it_was(name
         **members,
     }
     assert item["id"].startswith(RESPONSES[name].prefix)
-    events = streamed(asked, name, written)
+    events = streamed(request, name, written)
     added, done = (
         next(each["item"] for each in events if each["type"] == f"response.output_item.{state}")
         for state in ("added", "done")
@@ -119,18 +116,17 @@ def test_a_call_is_the_item_that_the_client_expects_and_goes_back_as_it_was(name
     assert {**done, "id": ""} == {**item, "id": ""}
     assert (added["type"], added["status"], added["id"]) == (item["type"], "in_progress", done["id"])
     assert done == events[-1]["response"]["output"][0]
-    back = read(tools=TOOLS, input=[{"role": "user", "content": "hi"}, item]).conversation.messages[1]
-    assert [(call.name, orjson.loads(call.arguments), call.id) for call in back.calls] == [(name, arguments, "c1")]
+    message = parsed(tools=TOOLS, input=[{"role": "user", "content": "hi"}, item]).conversation.messages[1]
+    assert [(call.name, orjson.loads(call.arguments), call.id) for call in message.calls] == [(name, arguments, "c1")]
 
 
-def test_a_shells_commands_have_events_of_their_own() -> None:
-    asked = read(tools=TOOLS)
-    events = streamed(asked, "shell", '{"commands": ["ls", "pwd"]}')
-    told = [event for event in events if "shell_call_command" in event["type"]]
-    assert [(event["type"].rpartition(".")[2], event["command_index"]) for event in told] == [
+def test_each_command_of_a_shell_call_has_its_own_events() -> None:
+    stream = streamed(parsed(tools=TOOLS), "shell", '{"commands": ["ls", "pwd"]}')
+    events = [event for event in stream if "shell_call_command" in event["type"]]
+    assert [(event["type"].rpartition(".")[2], event["command_index"]) for event in events] == [
         (kind, number) for number in (0, 1) for kind in ("added", "delta", "done")
     ]
-    assert [event["command"] for event in told if event["type"].endswith("done")] == ["ls", "pwd"]
+    assert [event["command"] for event in events if event["type"].endswith("done")] == ["ls", "pwd"]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +143,7 @@ def test_a_shells_commands_have_events_of_their_own() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("where", ["tools", "additional_tools", "tool_search_output", "namespace", "allowed_tools"])
-def test_what_only_the_providers_servers_execute_is_left_out_wherever_it_is(tool: dict[str, Any], where: str) -> None:
+def test_tools_that_only_the_providers_servers_execute_are_dropped(tool: dict[str, Any], where: str) -> None:
     own = {"type": "function", "name": "f"}
     fields: dict[str, Any] = {"tools": [own]}
     match where:
@@ -161,21 +157,27 @@ def test_what_only_the_providers_servers_execute_is_left_out_wherever_it_is(tool
         case _:
             item = {"type": where, "role": "developer", "call_id": "c", "tools": [tool]}
             fields["input"] = [{"role": "user", "content": "hi"}, item]
-    asked = read(**fields)
-    assert [found.name for found in asked.conversation.tools.tools] == ["f"]
-    assert asked.warnings
-    for warning in (each for each in asked.warnings if "unknown field" not in each):
+    request = parsed(**fields)
+    assert [found.name for found in request.conversation.tools.tools] == ["f"]
+    assert request.warnings
+    for warning in (each for each in request.warnings if "unknown field" not in each):
         assert f"tools of type '{tool['type']}' are left out: only the provider's servers execute them" in warning
 
 
-def test_the_preview_of_the_computer_has_one_action() -> None:
-    asked = read(
-        tools=[{"type": "computer_use_preview", "display_width": 1, "display_height": 1, "environment": "linux"}]
-    )
-    item = whole(asked, "computer", '{"action": {"type": "wait"}}')
+def test_a_call_of_the_computer_preview_has_one_action() -> None:
+    tool = {"type": "computer_use_preview", "display_width": 1, "display_height": 1, "environment": "linux"}
+    item = call_item(parsed(tools=[tool]), "computer", '{"action": {"type": "wait"}}')
     assert item.items() >= {"type": "computer_call", "action": {"type": "wait"}}.items()
-    back = read(input=[{"role": "user", "content": "hi"}, item]).conversation.messages[1]
-    assert back.calls == (Call("computer", '{"action": {"type": "wait"}}', "c1"),)
+    message = parsed(input=[{"role": "user", "content": "hi"}, item]).conversation.messages[1]
+    assert message.calls == (Call("computer", '{"action": {"type": "wait"}}', "c1"),)
+
+
+def server_tools(tools: list[Any], names: Iterable[str]) -> ServerTools:
+    """Return the MCP tools of a body whose servers have tools of one letter, those of one server in each of `names`."""
+    servers = read_mcp(tools, "", [])
+    for server, letters in zip(servers, names, strict=True):
+        server.server, server.tools = McpServer(server.label), tuple(McpTool(name, "", {}) for name in letters)
+    return ServerTools(McpServers(), servers, tools)
 
 
 @pytest.mark.parametrize(
@@ -189,63 +191,58 @@ def test_the_preview_of_the_computer_has_one_action() -> None:
         ),
     ],
 )
-def test_a_choice_may_name_an_mcp_server(choice: Any, names: list[str], mode: str, required: str) -> None:
-    given = [{"type": "mcp", "server_label": "x", "server_url": "https://x.example"}, {"type": "function", "name": "f"}]
-    (server,) = read_mcp(given, "", [])
-    server.server, server.tools = McpServer("x"), (McpTool("a", "", {}), McpTool("b", "", {}))
-    tools = ServerTools(McpServers(), [server], given)
-    found = parse_response({"input": "hi", "tools": given, "tool_choice": choice}, mcp=tools).conversation.tools
+def test_tool_choice_may_name_an_mcp_server(choice: Any, names: list[str], mode: str, required: str) -> None:
+    tools = [{"type": "mcp", "server_label": "x", "server_url": "https://x.example"}, {"type": "function", "name": "f"}]
+    body = {"input": "hi", "tools": tools, "tool_choice": choice}
+    found = parse_response(body, mcp=server_tools(tools, ["ab"])).conversation.tools
     assert ([tool.name for tool in found.tools], found.choice, found.name) == (names, mode, required)
 
 
-LABELS = {"x": ("a", "b", "c"), "y.": ("a",), "y_": ("a", "c")}  # of MCP servers, with their tools
+MCP_SERVERS = {"x": "abc", "y.": "a", "y_": "ac"}  # label: names of tools
 
 
 @pytest.mark.parametrize(
     ("choice", "required"),
     [
-        ({"type": "mcp", "server_label": "x", "name": "a"}, "x__a_2"),  # the model's name of the client's is x__a
-        ({"type": "mcp", "server_label": "y_", "name": "a"}, "y___a_2"),  # so is that of y.'s a
+        ({"type": "mcp", "server_label": "x", "name": "a"}, "x__a_2"),  # the model knows the client's function as x__a
+        ({"type": "mcp", "server_label": "y_", "name": "a"}, "y___a_2"),  # the model knows tool a of y. as y___a
         ({"type": "mcp", "server_label": "", "name": "b"}, None),
         ({"type": "function", "name": "a"}, "n__a"),
         ({"type": "function", "name": "b"}, "x__b"),
-        ({"type": "function", "name": "c"}, None),  # of two servers
+        ({"type": "function", "name": "c"}, None),  # two servers have it
     ],
 )
-def test_a_choice_of_a_name_that_several_tools_have(choice: Any, required: str | None) -> None:
+def test_tool_choice_resolves_a_name_that_several_tools_have(choice: Any, required: str | None) -> None:
     own: list[Any] = [{"type": "function", "name": "x__a"}]
     own.append({"type": "namespace", "name": "n", "description": "", "tools": [{"type": "function", "name": "a"}]})
-    given = [*own, *({"type": "mcp", "server_label": label, "server_url": "https://x.example"} for label in LABELS)]
-    servers = read_mcp(given, "", [])
-    for server, names in zip(servers, LABELS.values(), strict=True):
-        server.server, server.tools = McpServer(server.label), tuple(McpTool(name, "", {}) for name in names)
-    tools = ServerTools(McpServers(), servers, given)
-    body = {"input": "hi", "tools": given, "tool_choice": choice}
+    servers = ({"type": "mcp", "server_label": label, "server_url": "https://x.example"} for label in MCP_SERVERS)
+    tools = [*own, *servers]
+    body, mcp = {"input": "hi", "tools": tools, "tool_choice": choice}, server_tools(tools, MCP_SERVERS.values())
     if required is None:
         with pytest.raises(InvalidRequest, match="tool"):
-            parse_response(body, mcp=tools)
+            parse_response(body, mcp=mcp)
     else:
-        assert parse_response(body, mcp=tools).conversation.tools.name == required
+        assert parse_response(body, mcp=mcp).conversation.tools.name == required
 
 
-class Looked(dict[str, Any]):
-    """Tools by name that count how often a name is looked for."""
+class CountingDict(dict[str, Any]):
+    """A dict that counts membership tests."""
 
-    n_looks = 0
+    n_lookups = 0
 
     def __contains__(self, name: object) -> bool:
-        Looked.n_looks += 1
+        CountingDict.n_lookups += 1
         return super().__contains__(name)
 
 
-class CountedTools(ServerTools):
+class CountingTools(ServerTools):
     def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, Looked() if name == "tools" else value)
+        super().__setattr__(name, CountingDict() if name == "tools" else value)
 
 
-def test_tools_of_one_name_are_numbered_in_time_in_proportion() -> None:
+def test_numbering_tools_of_the_same_name_takes_linear_time() -> None:
     (server,) = read_mcp([{"type": "mcp", "server_label": "x", "server_url": "https://x.example"}], "", [])
     server.server, server.tools = McpServer("x"), (McpTool("a", "", {}),) * 500
-    tools = CountedTools(McpServers(), [server]).tools
+    tools = CountingTools(McpServers(), [server]).tools
     assert list(tools)[:3] == ["x__a", "x__a_2", "x__a_3"]
-    assert Looked.n_looks < 5 * len(tools) == 5 * 500
+    assert CountingDict.n_lookups < 5 * len(tools) == 5 * 500

@@ -1,4 +1,4 @@
-"""What one official client does that no other does (`test_sdks.py` asks what all do), and clients without an SDK."""
+"""Features that only one official client has (`test_sdks.py` tests what all have), and a client without an SDK."""
 
 import json
 from collections.abc import Iterator
@@ -19,18 +19,19 @@ from tests.support.waiting import wait_until
 MODEL = "gpt-4o-mini"  # with one model, any name is accepted
 SUNNY = '{"temperature": 21, "condition": "sunny"}'
 HELLO = [{"role": "user", "content": "hello world"}]
-GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "num_predict": 12}  # random weights may end at once
+# Random weights may generate EOS first.
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "num_predict": 12}
 
 
 class Answer(BaseModel):
-    """What the reply must be."""
+    """The schema of the reply."""
 
     colour: Literal["red", "green"]
     count: int = Field(ge=10, le=99)
     sure: bool
 
 
-def test_openais_stream_helper_parses_too(client: OpenAI) -> None:
+def test_openais_stream_helper_parses_structured_output(client: OpenAI) -> None:
     with client.responses.stream(model=MODEL, input="hello", text_format=Answer, max_output_tokens=400) as stream:
         done = [event for event in stream if event.type == "response.output_text.done"]
         response = stream.get_final_response()
@@ -39,39 +40,39 @@ def test_openais_stream_helper_parses_too(client: OpenAI) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:connect\\(\\) must be used as a context manager:DeprecationWarning")  # the client's
-def test_a_websocket_carries_one_response_after_the_other(client: OpenAI) -> None:
-    asked: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 16, "store": False}
-    whole = client.responses.create(**asked, input="hello")
+def test_openais_websocket_creates_several_responses(client: OpenAI) -> None:
+    options: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 16, "store": False}
+    whole = client.responses.create(**options, input="hello")
     with client.responses.connect() as connection:
         responses: list[Response] = []
-        for words in ("hello", "and now?"):
-            before: Any = {"previous_response_id": responses[-1].id} if responses else {}
-            connection.response.create(**asked, input=words, **before)
+        for text in ("hello", "and now?"):
+            previous: Any = {"previous_response_id": responses[-1].id} if responses else {}
+            connection.response.create(**options, input=text, **previous)
             for event in connection:
                 if event.type in ("response.completed", "response.incomplete"):
                     responses.append(event.response)
                     break
         connection.response.create(model=MODEL, input="x", temperature="hot")  # type: ignore[arg-type]
-        wrong = connection.recv()
+        error = connection.recv()
     assert responses[0].output_text == whole.output_text
     assert responses[1].usage is not None
     assert responses[0].usage is not None
     assert responses[1].usage.input_tokens > responses[0].usage.total_tokens
-    assert wrong.type == "error"
-    assert "temperature" in str(wrong)
+    assert error.type == "error"
+    assert "temperature" in str(error)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_anthropics_tool_runner_goes_round_by_itself(demo: RealServer, stream: bool) -> None:
-    asked: list[str] = []
+def test_anthropics_tool_runner_calls_the_tool_and_continues(demo: RealServer, stream: bool) -> None:
+    cities: list[str] = []
 
     @beta_tool
     def get_weather(city: str) -> str:
         """Get the weather in a city"""
-        asked.append(city)
+        cities.append(city)
         return SUNNY
 
-    options: Any = {"stream": True} if stream else {}
+    streaming: Any = {"stream": True} if stream else {}
     with Anthropic(base_url=demo.base_url, api_key="none", max_retries=0, timeout=REPLY_S) as agent:
         runner = agent.beta.messages.tool_runner(
             model="demo",
@@ -79,19 +80,19 @@ def test_anthropics_tool_runner_goes_round_by_itself(demo: RealServer, stream: b
             messages=[{"role": "user", "content": "What is the weather in Paris?"}],
             tools=[get_weather],
             extra_body={"temperature": 0},
-            **options,
+            **streaming,
         )
         final = runner.until_done()
-    assert asked == ["Paris"]
+    assert cities == ["Paris"]
     assert "21 degrees" in "".join(block.text for block in final.content if block.type == "text")
 
 
-def test_several_models_answer_ollamas_client_by_their_names(guarded: RealServer) -> None:
-    with Client(host=guarded.base_url, headers={"Authorization": f"Bearer {API_KEY}"}, timeout=REPLY_S) as keyed:
+def test_ollamas_client_lists_selects_and_unloads_models(keyed_server: RealServer) -> None:
+    with Client(host=keyed_server.base_url, headers={"Authorization": f"Bearer {API_KEY}"}, timeout=REPLY_S) as keyed:
         assert [each.model for each in keyed.list().models] == ["first", "second"]
         assert keyed.chat("first:latest", HELLO, options=GREEDY).model == "first:latest"
         assert keyed.generate("second", "hello", options=GREEDY, keep_alive=0).model == "second"
-        wait_until(lambda: [each.model for each in keyed.ps().models] == ["first"], "the second is freed")
+        wait_until(lambda: [each.model for each in keyed.ps().models] == ["first"], "the second model is unloaded")
         with pytest.raises(ollama.ResponseError, match="model 'third' not found") as caught:
             keyed.chat("third", HELLO)
     assert caught.value.status_code == 404
@@ -101,7 +102,7 @@ CHAT = "/v1/chat/completions"
 
 
 def chunk_by_chunk(chunks: list[bytes]) -> Iterator[str]:
-    """The loop of a well-known tutorial: each HTTP chunk is taken for one event, ``content`` for always a string."""
+    """Parse a stream like a well-known tutorial: each HTTP chunk is one event, and ``content`` is always a string."""
     for chunk in chunks:
         raw_json = chunk.decode("utf-8")
         if raw_json == "[DONE]":
@@ -117,8 +118,8 @@ def chunk_by_chunk(chunks: list[bytes]) -> Iterator[str]:
         yield content
 
 
-def test_a_client_that_reads_chunk_by_chunk(server: RealServer) -> None:
-    """Such clients expect that a stream ends with ``stop``."""
+def test_each_event_of_a_stream_is_one_http_chunk(server: RealServer) -> None:
+    """The client of the tutorial also expects that the finish reason is ``stop``."""
     body: dict[str, Any] = {"messages": HELLO, "temperature": 0, "ignore_eos": True, "max_tokens": 40}
     text = server.post(CHAT, body)["choices"][0]["message"]["content"]
     body |= {"max_tokens": 200, "stop": [text[20:23]], "stream": True}

@@ -1,0 +1,1 @@
+"""Fields that constrain the output, and reasoning budgets, in all dialects."""
