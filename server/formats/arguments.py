@@ -1,8 +1,7 @@
 """Converts any text of a call's arguments to a JSON object, as responses, templates and instructions require.
 
-A truncated object is closed. A last value that only begins as a number (`2024-01-1`) counts as truncated. Text that is
-no object becomes the member ``arguments`` of one, so that nothing is lost. Streams contain the text as the model writes
-it.
+A truncated object is closed. A last value that only starts like a number (`2024-01-1`) counts as truncated. Text that
+is not an object becomes the member ``arguments`` of one, so that nothing is lost. Streams contain the model's own text.
 """
 
 import json
@@ -22,8 +21,9 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][+-]?\d*)?")
 
 
 def object_of(text: str, *, whole: bool = False) -> dict[str, Any]:
-    """Return the arguments as an object. ``whole``: only the complete members of truncated text, because half a value
-    is no argument to act on.
+    """Return the arguments as an object.
+
+    ``whole``: omit a truncated last member, because a client must not act on a part of a value.
     """
     if not text.strip():
         return {}
@@ -36,11 +36,11 @@ def object_of(text: str, *, whole: bool = False) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         if error.msg not in _MISPLACED or not text[error.pos :].strip():
             value = _closed(text, complete, whole=whole)
-        elif error.pos > start:  # in what begins as a number: `1.5e`, `2024-01-1`
+        elif error.pos > start:  # inside a text that starts like a number: `1.5e`, `2024-01-1`
             value = _closed(text[:start], text[:start], whole=whole) or (None if is_number else text)
         else:
             value = text
-    except (ValueError, RecursionError):  # a number of thousands of digits; too deep
+    except (ValueError, RecursionError):  # a number with thousands of digits; too deep
         value = _closed(text, complete, whole=whole)
     if value is None:
         return {}
@@ -48,29 +48,29 @@ def object_of(text: str, *, whole: bool = False) -> dict[str, Any]:
 
 
 def object_text(text: str, *, whole: bool = False) -> str:
-    """Return the text unchanged if it is an object, else a JSON object that contains it. ``whole``: see `object_of`."""
+    """Return the text if it is a JSON object, otherwise an object that contains it. ``whole``: see `object_of`."""
     try:
         if isinstance(orjson.loads(text), dict):
             return text
-    except (ValueError, TypeError):  # the latter for lone surrogates
+    except (ValueError, TypeError):  # TypeError: lone surrogates
         pass
     found = object_of(text, whole=whole)
     if not whole:  # for prompts: numbers that JSON can't represent keep their text
         return json.dumps(found, ensure_ascii=False)
     try:
         return pydantic_core.to_json(found, inf_nan_mode="null").decode()
-    except ValueError:  # too deep, or half a character
+    except ValueError:  # too deep, or a lone surrogate
         return json.dumps({"arguments": text}, separators=(",", ":"))
 
 
 def _last_number(text: str) -> int:
-    """Return where a number at the end begins, because digits may be missing."""
+    """Return the start of a number at the end of the text, because digits may be missing."""
     start = len(text.rstrip("0123456789.eE+-"))
     return len(text) - len(text[start:].lstrip("eE"))  # not the end of `true`
 
 
 def _closed(text: str, complete: str, *, whole: bool) -> Any:
-    """Close truncated JSON, of which only `complete` counts. Text that is invalid in another way stays as it is."""
+    """Close truncated JSON and return the value of its part `complete`. Return otherwise invalid text unchanged."""
     partial: Any = True if whole else "trailing-strings"
     try:
         value = pydantic_core.from_json(text, allow_partial=partial)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from server.formats.grammar.call_grammar import CallGrammar, Function, Trigger
 from server.formats.grammar.lark_text import ControlToken, LarkText
 from server.formats.parsing.reasoning import TAGS, open_reasoning, reasoning_tags_in
-from server.formats.parsing.stream_parser import Reading, StreamParser, plain
+from server.formats.parsing.stream_parser import ParserOptions, StreamParser, plain
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 
@@ -32,9 +32,10 @@ class ChatFormat:
     @classmethod
     def of(cls, tool_format: ToolFormat, source: str) -> "ChatFormat":
         """Return the format for a template with that source, by what the source contains."""
-        syntax = next((form for sign, form in tool_format.variants if sign in source), tool_format.syntax)
-        found = reasoning_tags_in(source)
-        return cls(tool_format, syntax, source, tool_format.inline_reasoning or found or TAGS[0], found is not None)
+        syntax = next((variant for sign, variant in tool_format.variants if sign in source), tool_format.syntax)
+        own_tags = reasoning_tags_in(source)
+        tags = tool_format.inline_reasoning or own_tags or TAGS[0]
+        return cls(tool_format, syntax, source, tags, has_reasoning_tags=own_tags is not None)
 
     @property
     def separates_reasoning(self) -> bool:
@@ -53,15 +54,14 @@ class ChatFormat:
         return preamble and f"{self.reasoning_tags[1]}{self.tool_format.again}{preamble}"
 
     def with_preambles(self, prompt: str, mark: str) -> str:
-        """Replace each reply's lead before `mark`, and the mark, by the markup of text before a call."""
+        """Replace each reply's lead together with the `mark` after it by the markup of text before a call."""
         lead, preamble = self.lead, self.tool_format.preamble
         return prompt.replace(f"{lead}{mark}", preamble).replace(mark, "") if preamble else prompt
 
     def tags(self, *, calls: bool) -> tuple[str, ...]:
-        """Return the markup that the parser needs even if it is a control token, including that of `calls` if they are
-        allowed.
+        """Return the markup that the parser needs even if it is a control token (llama-server: preserved tokens).
 
-        llama-server calls these preserved tokens (common/chat.cpp).
+        ``calls``: include the markup of calls.
         """
         own = self.tool_format.markup if calls or self.tool_format.framed else ()
         return (*self.reasoning_tags, *own)
@@ -85,7 +85,7 @@ class ChatFormat:
         tool_format, tags = self.tool_format, self.reasoning_tags
         may_call, separate = parse_calls and bool(functions), reasoning_format != "none"
         has_markup = may_call or tool_format.framed
-        how = Reading(
+        options = ParserOptions(
             functions={function["name"]: function.get("parameters") or {} for function in functions},
             callable=may_call,
             forced=forced and may_call,
@@ -100,15 +100,15 @@ class ChatFormat:
             openings=tool_format.openings if may_call else (),
             primer=self._primer(generation_prompt) if has_markup else "",
         )
-        return StreamParser(tool_format.parse if has_markup else plain, how)
+        return StreamParser(tool_format.parse if has_markup else plain, options)
 
     def _primer(self, generation_prompt: str) -> str:
         """Return the start of the assistant's turn in the prompt."""
         tool_format = self.tool_format
         if tool_format.turn_start:
-            return generation_prompt.rpartition(tool_format.turn_start)[2]  # some write it into every prompt
-        begun = (generation_prompt.rfind(lead.strip()) for lead in tool_format.leads)
-        return generation_prompt[at:] if (at := max(begun, default=-1)) >= 0 else ""
+            return generation_prompt.rpartition(tool_format.turn_start)[2]
+        starts = (generation_prompt.rfind(lead.strip()) for lead in tool_format.leads)
+        return generation_prompt[at:] if (at := max(starts, default=-1)) >= 0 else ""
 
     def framing(self, lead: str, control: ControlToken, tags: Sequence[str], *, begun: bool, may_think: bool) -> str:
         """Return Lark for the reasoning before a reply and the reply's markup, `lead`.
@@ -134,23 +134,23 @@ class ChatFormat:
         control: ControlToken | None = None,
         answer: object | None = None,
     ) -> str:
-        """Return Lark (llguidance's dialect) for ``tool_choice`` required, or for the one function `name`, that only
-        allows calls.
+        """Return Lark (llguidance's dialect) that only allows calls: of any function, or of the one called `name`.
 
         ``answer``: the schema of an alternative reply. ``control``: `GrammarCompiler.control_token` of the model,
         for vocabularies whose tags are control tokens. Raises `InvalidRequest` for parameters that can't be
         enforced.
         """
-        wanted = [function for function in functions if not name or function["name"] == name]
+        callable_functions = [function for function in functions if not name or function["name"] == name]
         text = LarkText(control, self.tool_format.markup)
-        calls = CallGrammar(self.tool_call_syntax, wanted, text, parallel and not name)
+        calls = CallGrammar(self.tool_call_syntax, callable_functions, text, parallel and not name)
         return calls.forced(None if answer is None else (self.lead, answer))
 
     def call_triggers(
         self, functions: Sequence[Function], *, parallel: bool, control: ControlToken | None = None
     ) -> list[Trigger]:
-        """Return the texts that start a call of these functions in free text, with the grammar of the rest. Raises
-        `InvalidRequest` for parameters that can't be enforced.
+        """Return the texts that start a call of these functions in free text, with the grammar of the rest.
+
+        Raises `InvalidRequest` for parameters that can't be enforced.
         """
         text = LarkText(control, self.tool_format.markup)
         return CallGrammar(self.tool_call_syntax, functions, text, parallel).triggers()

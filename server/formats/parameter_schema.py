@@ -1,7 +1,6 @@
 """Queries on the schema of a function's parameters, for formats that write one argument at a time.
 
-Parsers ask for the possible types of a text, grammars for the parameters. Full JSON Schema support is in
-`structured.grammar`.
+Parsers need the possible types of a text, grammars the parameters. Full JSON Schema support is in `structured.grammar`.
 """
 
 import re
@@ -19,9 +18,9 @@ STRING = frozenset(("string",))
 NOT_STRING = ANY - STRING
 _KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 _MAX_REFERENCES, _MAX_VISITS = 16, 10_000
-_IN_MARKUP = re.compile(r"""[^\x00-\x20<>{}\[\](),;="'`|\\\x7f]+""")
+_NAME_IN_MARKUP = re.compile(r"""[^\x00-\x20<>{}\[\](),;="'`|\\\x7f]+""")
 _TEXT_KEYWORDS = ("not", "if", "allOf")
-_FOR_NULL: Mapping[str, Any] = {"properties": {}, "required": []}  # as clients in Go write what is empty
+_FOR_NULL: Mapping[str, Any] = {"properties": {}, "required": []}  # clients in Go send null for empty values
 
 
 def object_schema(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,7 +61,7 @@ def names_in_markup(schema: Mapping[str, Any], *, never: str = "") -> dict[str, 
     """
     found = properties_of(schema)
     for key in found:
-        if not _IN_MARKUP.fullmatch(key) or not set(never).isdisjoint(key):
+        if not _NAME_IN_MARKUP.fullmatch(key) or not set(never).isdisjoint(key):
             raise not_a_name(key)
     return found
 
@@ -81,7 +80,7 @@ def member(schema: Any, name: str) -> Any:
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 0, left: Iterator[int] | None = None) -> frozenset[str]:
     """Return the JSON types that a value may have; all of them if the schema doesn't restrict them.
 
-    ``left``: of the schemas that are looked at, because references may lead to one in countless ways.
+    ``left``: bounds the number of visits, because exponentially many paths of references may lead to one schema.
     """
     left = left or iter(range(_MAX_VISITS))
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES or next(left, None) is None:
@@ -131,7 +130,7 @@ def kind_of(value: Any) -> str:
 
 
 def text_limits(schema: Mapping[str, Any]) -> list[str]:
-    """Return regexes that the whole text matches."""
+    """Return the regexes that a whole text must match. Raises `InvalidRequest`."""
     keyword = next((key for key in _TEXT_KEYWORDS if key in schema), None)
     if keyword is not None:
         raise InvalidRequest(f"tools: the keyword '{keyword}' of a text cannot be enforced in a tool call", "tools")

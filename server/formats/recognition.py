@@ -1,9 +1,9 @@
 """Detects the call format of a template: renders a call and parses it back.
 
-A call with a known name and known arguments is rendered by the template. The formats whose parsers return the call
-are candidates. Parsers also accept related formats, so candidates are ranked: first by whether their own markup is
-in the turn. Then it counts whether they parse two calls next to text, then the texts in the template's source. Among
-equals, the absence of markup around replies decides. If no parser returns the call, only the texts in the source do.
+The template renders a call with a known name and known arguments. The formats whose parsers return the call are
+candidates. Parsers also accept related formats, so candidates are ranked. The criteria are, in this order: The turn has
+the format's own markup. The parser returns two calls next to text. The template's source has the format's texts. The
+format has no markup around replies. If no parser returns the call, only the texts in the source decide.
 """
 
 import json
@@ -18,10 +18,9 @@ from server.formats.chat_format import ChatFormat
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 
 TemplateMessage = Mapping[str, Any]
-"""A message as templates read it."""
+"""A message in the form that templates expect."""
 Render = Callable[[Sequence[TemplateMessage], bool], str]
-"""Returns the prompt of these messages, with or without the start of the assistant's turn; "" if the template rejects
-them.
+"""Returns the prompt of messages, with or without the start of the assistant's turn; "" if the template rejects them.
 """
 
 NAME, ARGUMENTS = "find_place", {"city": "Paris7351", "days": 3}
@@ -38,7 +37,7 @@ _TEXT = "I look it up."
 
 @dataclass(frozen=True, slots=True)
 class _RenderedTurn:
-    """A rendered assistant turn. ``opening``: the part in the prompt."""
+    """A rendered assistant turn. ``opening``: the part of the turn that is in the prompt."""
 
     text: str
     opening: str
@@ -52,12 +51,12 @@ def recognise(render: Render, source: str, name: str, *, shows_tools: bool, show
         return by_signs
     turns = _rendered_turns(render) if shows_calls else []
     ranked = [(_rank(each, turns), each) for each in (ChatFormat.of(each, source) for each in FORMATS)] if turns else []
-    readers = [(rank, chat_format) for rank, chat_format in ranked if rank]
-    if readers:
-        _, found = max(readers, key=lambda each: each[0])
-        forms, shown = found.tool_format.call_forms, turns[0].text
-        exact = (each for each in forms if each.occurs_in(shown, NAME, space=""))
-        near = (each for each in forms if each.occurs_in(shown, NAME))
+    candidates = [(rank, chat_format) for rank, chat_format in ranked if rank]
+    if candidates:
+        _, found = max(candidates, key=lambda each: each[0])
+        syntaxes, shown = found.tool_format.syntaxes, turns[0].text
+        exact = (each for each in syntaxes if each.occurs_in(shown, NAME, space=""))
+        near = (each for each in syntaxes if each.occurs_in(shown, NAME))
         return replace(found, tool_call_syntax=next(chain(exact, near), found.tool_call_syntax))
     if shows_calls:
         return replace(by_signs, doubt="no parser reads the tool calls that it renders")
@@ -69,18 +68,18 @@ def recognise(render: Render, source: str, name: str, *, shows_tools: bool, show
 def _rendered_turns(render: Render) -> list[_RenderedTurn]:
     """Return turns with one call, and with two calls after a text; [] if the template has no calls."""
     user = {"role": "user", "content": "hi"}
-    without, asked = render([user], False), render([user], True)
-    made = []
+    without, prompt = render([user], False), render([user], True)
+    turns = []
     for given, text in (([ARGUMENTS], ""), ([ARGUMENTS, _OTHER], _TEXT)):
         functions = [{"name": NAME, "arguments": json.dumps(arguments)} for arguments in given]
         calls = [{"id": f"call0000{n}", "type": "function", "function": each} for n, each in enumerate(functions, 1)]
         results = [{"role": "tool", "content": "r", "name": NAME, "tool_call_id": call["id"]} for call in calls]
         whole = render([user, {"role": "assistant", "content": text, "tool_calls": calls}, *results], False)
-        opening = asked[n_common(without, asked) :] if asked and whole.startswith(asked) else ""
-        turn = whole[n_common(asked if opening else without, whole) :]
+        opening = prompt[n_common(without, prompt) :] if prompt and whole.startswith(prompt) else ""
+        turn = whole[n_common(prompt if opening else without, whole) :]
         if all(str(arguments["city"]) in turn for arguments in given):
-            made.append(_RenderedTurn(turn, opening, [(NAME, arguments) for arguments in given]))
-    return made
+            turns.append(_RenderedTurn(turn, opening, [(NAME, arguments) for arguments in given]))
+    return turns
 
 
 def _rank(chat_format: ChatFormat, turns: Sequence[_RenderedTurn]) -> tuple[bool | int, ...]:
@@ -93,7 +92,7 @@ def _rank(chat_format: ChatFormat, turns: Sequence[_RenderedTurn]) -> tuple[bool
         return ()
     tool_format = chat_format.tool_format
     # Whether the format's own markup, as in its grammar, surrounds the name.
-    writes = any(each.occurs_in(turns[0].text, NAME) for each in tool_format.call_forms)
+    writes = any(each.occurs_in(turns[0].text, NAME) for each in tool_format.syntaxes)
     return writes, n_read, tool_format.matches(chat_format.source), not tool_format.framed
 
 

@@ -1,7 +1,7 @@
 """The syntax of a format's calls, for grammars that constrain a model to it.
 
 A call is ``before``, the name, ``after_name``, the arguments, ``after``. Calls are between ``open`` and ``close`` with
-``joint`` between them.
+``separator`` between them.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 Markup: TypeAlias = str | tuple["str | re.Pattern[str]", ...]
 """Text; in a tuple also patterns, for ids and counters."""
 TOOL_NAME = re.compile(r"[\w.:/\-]+")
-"""A tool's name in syntax without quotes around it. Grammars write what this matches, and parsers read it."""
+"""The tool names that grammars and parsers accept in syntax without quotes around the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class JsonArguments:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """One argument at a time: ``before``, key, ``before_value``, value, ``after``; ``joint`` separates them.
+    """One argument at a time: ``before``, key, ``before_value``, value, ``after``; ``separator`` separates them.
 
     Strings are text up to ``after``, other values are JSON. ``end`` closes the arguments.
     """
@@ -29,11 +29,11 @@ class Parameters:
     before: str
     before_value: Markup
     after: str
-    joint: str = ""
+    separator: str = ""
     end: str = ""
     before_json_value: Markup | None = None  # before JSON, if the format has types
     never: tuple[str, ...] = ()  # other texts that end a string, so that no string may contain them
-    verbatim: tuple[str, str] | None = None  # for parsers: around values that are strings in any case
+    verbatim: tuple[str, str] | None = None  # for parsers: tags around values that are always strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Keywords:
 
 @dataclass(frozen=True, slots=True)
 class Braces:
-    """``{city:"Paris",hours:[8,12]}``: bare keys, and ``quote`` around texts."""
+    """``{city:"Paris",hours:[8,12]}``: keys without quotes, and ``quote`` around strings."""
 
     quote: str
 
@@ -69,24 +69,27 @@ class WholeJson:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallSyntax:
-    """See above. In free text, one of ``openings`` begins a call, and one of ``starts`` at the start of a message."""
+    """The syntax of calls, as described in this module.
+
+    In free text, a call starts with one of ``openings`` or, at the start of a message, one of ``starts``.
+    """
 
     before: Markup
-    after_name: tuple[Markup, ...]  # one text, or several of which a model may choose
+    after_name: tuple[Markup, ...]  # one text, or alternatives
     after: str = ""
     open: str = ""
     close: str = ""
-    joint: str = ""
+    separator: str = ""
     arguments: Arguments = field(default_factory=JsonArguments)
     also_before: tuple[str, ...] = ()  # instead of ``before`` at the start of a forced call
     several: bool = True  # one turn may contain several calls
     lead: tuple[str, str] | None = None  # around a function's name at the start of a forced turn
     whole: WholeJson | None = None  # of forced calls, if only their keys distinguish them from a JSON answer
-    openings: tuple[str, ...] = ()  # by default the tag that ``open`` or ``before`` begins with
+    openings: tuple[str, ...] = ()  # by default the tag at the start of ``open`` or ``before``
     starts: tuple[str, ...] = ()
-    by_name: bool = False  # they include the function's name and one more character: the text before is ambiguous
+    by_name: bool = False  # append the function's name and one more character to both, which are ambiguous otherwise
     rest_of_list: bool = False  # further calls follow without an opening, as they do after ``open``
-    closing: str = ""  # the tag after calls, by which they are recognised and parsed; by default that of these fields
+    closing: str = ""  # the tag after calls, for recognition and parsing; by default from these fields
 
     def __post_init__(self) -> None:
         if not self.openings and not self.starts:
@@ -130,6 +133,6 @@ def json_list(open: str, close: str = "", **options: Any) -> ToolCallSyntax:  # 
     return ToolCallSyntax('{"name": "', ('", "arguments": ',), "}", f"{open}[", f"]{close}", ", ", **options)
 
 
-def python_list(open: str, close: str, *, joint: str = ", ", **options: Any) -> ToolCallSyntax:  # noqa: A002
+def python_list(open: str, close: str, *, separator: str = ", ", **options: Any) -> ToolCallSyntax:  # noqa: A002
     """Return the syntax of consecutive Python calls, ``get_weather(city="Paris")``."""
-    return ToolCallSyntax("", ("(",), "", open, close, joint, Keywords(), **options)
+    return ToolCallSyntax("", ("(",), "", open, close, separator, Keywords(), **options)

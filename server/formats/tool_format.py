@@ -20,12 +20,12 @@ _TAG = re.compile(r"</?[^<>\s]+>|\[/?[A-Za-z_]+\d*\]")
 
 @dataclass(frozen=True, slots=True)
 class FirstCall:
-    """Calls that a message may start with."""
+    """Calls without an opening at the start of a message."""
 
-    starts: str  # characters, one of which is first
+    starts: str  # the possible first characters
     parse: Parse
-    openings: tuple[str, ...] = ()  # one may precede them
-    closings: tuple[str, ...] = ()  # one may follow the calls
+    openings: tuple[str, ...] = ()  # optional markup before the calls
+    closings: tuple[str, ...] = ()  # optional markup after the calls
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,21 +34,21 @@ class ToolFormat:
 
     name: str
     syntax: ToolCallSyntax
-    variants: tuple[tuple[str, ToolCallSyntax], ...] = ()  # each after a text that only templates of its models have
+    variants: tuple[tuple[str, ToolCallSyntax], ...] = ()  # each with a text in templates that use it
     recognised_by: tuple[tuple[str, ...], ...] = ()
     """Groups of texts: a template that has all of a group uses this format. By default: the markup around calls."""
-    calls: Mapping[str, Parse] = field(default_factory=dict)  # parsers by openings, by default those of the syntaxes
+    calls: Mapping[str, Parse] = field(default_factory=dict)  # parser for each opening; default: from the syntaxes
     first_call: FirstCall | None = None  # calls that start a message
-    silent: tuple[str, ...] = ()  # markup without meaning
-    parser: Parse | None = None  # parses the output if its structure is another
-    tags: tuple[str, ...] = ()  # markup besides all that, which the parser needs even if it is a control token
-    inline_reasoning: tuple[str, str] | None = None  # the tags around reasoning, if it may be anywhere
-    breaks: tuple[str, ...] = ()  # texts that end such reasoning, too
-    answer_tags: tuple[str, str] | None = None  # may be around a reply
+    dropped: tuple[str, ...] = ()  # markup that is removed from the output
+    parser: Parse | None = None  # replaces `parse` if the output has another structure
+    tags: tuple[str, ...] = ()  # further markup that the parser needs even if it is a control token
+    inline_reasoning: tuple[str, str] | None = None  # the tags of reasoning that may be anywhere in the output
+    breaks: tuple[str, ...] = ()  # further texts that end such reasoning
+    answer_tags: tuple[str, str] | None = None  # optional tags around a reply
     leads: tuple[str, ...] = ()  # markup before a reply: the first one that the template has, otherwise the first
-    again: str = ""  # reopens the turn after reasoning
+    again: str = ""  # markup that reopens the turn after reasoning
     preamble: str = ""  # replaces the lead of a reply before text that precedes a call
-    turn_start: str = ""  # the last one in the prompt begins the turn
+    turn_start: str = ""  # markup whose last occurrence in the prompt starts the turn
     id_length: int = 32  # characters of generated call ids
 
     @property
@@ -57,21 +57,21 @@ class ToolFormat:
         return bool(self.turn_start or self.answer_tags)
 
     @property
-    def call_forms(self) -> tuple[ToolCallSyntax, ...]:
-        """Return the syntax of calls and its variants."""
-        return self.syntax, *(form for _, form in self.variants)
+    def syntaxes(self) -> tuple[ToolCallSyntax, ...]:
+        """Return the syntax of calls, and its variants."""
+        return self.syntax, *(variant for _, variant in self.variants)
 
     @cached_property
     def openings(self) -> tuple[str, ...]:
         """Return the markup that opens calls at any position."""
-        found = (text for form in self.call_forms for text in form.openings)
+        found = (text for syntax in self.syntaxes for text in syntax.openings)
         return tuple(dict.fromkeys((*found, *self.calls)))
 
     @cached_property
     def markup(self) -> tuple[str, ...]:
         """Return the tags in all markup, any of which may be a control token of a vocabulary."""
-        own = (*self.calls, self.silent, self.inline_reasoning, self.breaks, self.answer_tags, self.leads)
-        texts = _texts((*map(astuple, self.call_forms), *own))
+        own = (*self.calls, self.dropped, self.inline_reasoning, self.breaks, self.answer_tags, self.leads)
+        texts = _texts((*map(astuple, self.syntaxes), *own))
         return tuple(dict.fromkeys((*(tag for text in texts for tag in _TAG.findall(text)), *self.tags)))
 
     @property
@@ -89,17 +89,17 @@ class ToolFormat:
         if self.parser is not None:
             yield from self.parser(turn)
             return
-        calls = self._parsers if turn.how.callable else {}
+        calls = self._parsers if turn.options.callable else {}
         opening, closing = self.inline_reasoning or ("", "")
-        markers = (*(self.inline_reasoning or ()), *self.silent, *calls)
-        if self.first_call is not None and turn.how.callable:
+        markers = (*(self.inline_reasoning or ()), *self.dropped, *calls)
+        if self.first_call is not None and turn.options.callable:
             yield from _first_call(turn, self.first_call)
         if self.answer_tags is not None and (yield from turn.skip(self.answer_tags[0])):
             yield from turn.spaces()
             turn.settle()
             markers = (*markers, self.answer_tags[1])
         turn.give_back()
-        while markers or turn.later:
+        while markers or turn.later_tags:
             found = yield from turn.content_until(*markers)
             if found in calls:
                 yield from turn.attempt(found, calls[found](turn))
@@ -114,18 +114,19 @@ class ToolFormat:
 
     @cached_property
     def _parsers(self) -> Mapping[str, Parse]:
-        """Return the parsers of calls by their openings."""
+        """Return the parser of calls for each opening."""
         if self.calls:
             return self.calls
-        return {opening: parse for form in self.call_forms for opening, parse in parsers_of(form).items()}
+        return {opening: parse for syntax in self.syntaxes for opening, parse in parsers_of(syntax).items()}
 
 
-def parsers_of(form: ToolCallSyntax) -> Mapping[str, Parse]:
-    """Return the parsers of a syntax's calls. Instead of parameters, JSON objects are parsed, too."""
-    if isinstance(form.arguments, Keywords):
-        return dict.fromkeys(form.openings, python_calls.calls)
-    other = parameter_calls(form) if isinstance(form.arguments, Parameters) else None
-    return calls_by_opening(*form.openings, close=form.closing, separator=form.joint.strip() or ",", other=other)
+def parsers_of(syntax: ToolCallSyntax) -> Mapping[str, Parse]:
+    """Return the parser of a syntax's calls for each opening. Arguments may also be a JSON object."""
+    if isinstance(syntax.arguments, Keywords):
+        return dict.fromkeys(syntax.openings, python_calls.calls)
+    other = parameter_calls(syntax) if isinstance(syntax.arguments, Parameters) else None
+    separator = syntax.separator.strip() or ","
+    return calls_by_opening(*syntax.openings, close=syntax.closing, separator=separator, other=other)
 
 
 def _first_call(turn: StreamParser, first: FirstCall) -> Steps[None]:

@@ -1,4 +1,4 @@
-"""Writes calls in a format's syntax, for templates without tools and as examples."""
+"""Writes calls in a format's syntax, for templates without tools and for examples."""
 
 import json
 import re
@@ -18,39 +18,40 @@ from server.formats.tool_call_syntax import (
 )
 
 
-def calls_text(form: ToolCallSyntax, calls: Sequence[tuple[str, str]]) -> str:
-    """Return calls from names and arguments (JSON). Ids and counters are numbered."""
-    after_name = form.after_name[0]
+def calls_text(syntax: ToolCallSyntax, calls: Sequence[tuple[str, str]]) -> str:
+    """Return calls as text, from names and arguments in JSON. Ids and counters are numbered."""
+    after_name = syntax.after_name[0]
     shown = (
-        f"{_marked(form.before, n)}{name}{_marked(after_name, n)}{_arguments(form.arguments, given)}{form.after}"
+        f"{_marked(syntax.before, n)}{name}{_marked(after_name, n)}{_arguments(syntax.arguments, given)}{syntax.after}"
         for n, (name, given) in enumerate(calls)
     )
-    return f"{form.open}{form.joint.join(shown)}{form.close}"
+    return f"{syntax.open}{syntax.separator.join(shown)}{syntax.close}"
 
 
-def _arguments(form: Arguments, text: str) -> str:
-    """Return arguments in that notation, or unchanged if they are no JSON object."""
+def _arguments(notation: Arguments, text: str) -> str:
+    """Return arguments in that notation, or unchanged if they are not a JSON object."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
         given = None
-    if isinstance(form, JsonArguments) or not isinstance(given, dict):
+    if isinstance(notation, JsonArguments) or not isinstance(given, dict):
         return text
-    match form:
+    match notation:
         case Keywords():
             return ", ".join(f"{key}={value!r}" for key, value in given.items()) + ")"
         case Braces():
-            return braced(given, form.quote)
+            return braced(given, notation.quote)
         case Elements():
-            return _members(given, form.prefix) + form.end
+            return _members(given, notation.prefix) + notation.end
         case Parameters():
-            return "".join(_parameter(form, key, value) for key, value in given.items()) + form.end
+            return "".join(_parameter(notation, key, value) for key, value in given.items()) + notation.end
 
 
-def _parameter(form: Parameters, key: str, value: Any) -> str:
+def _parameter(notation: Parameters, key: str, value: Any) -> str:
     text = isinstance(value, str)
-    opening = form.before_value if text or form.before_json_value is None else form.before_json_value
-    return f"{form.before}{key}{_marked(opening, 0)}{value if text else _json(value)}{form.after}{form.joint}"
+    opening = notation.before_value if text or notation.before_json_value is None else notation.before_json_value
+    shown = value if text else _json(value)
+    return f"{notation.before}{key}{_marked(opening, 0)}{shown}{notation.after}{notation.separator}"
 
 
 def braced(value: Any, quote: str) -> str:

@@ -9,12 +9,12 @@ BitmapKind = Literal["image", "audio"]
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Bitmap:
-    """``data``: of an image ``width`` x ``height`` pixels of three bytes, red, green and blue, row by row; of audio
-    ``width`` samples of one channel, 32-bit floats at the model's sample rate, and ``height`` is 1.
+    """A decoded image or audio file, or a video frame.
 
-    ``id``: the SHA-256 of the file's bytes in hexadecimal, as llama-server names media. ``again``: of a file that has
-    been decoded before, and has no ``data`` here: how to get it; blocking, raises `InvalidRequest`.
-    ``of_video``: it is a video's, of which some models take two together.
+    ``data`` of an image: ``width`` x ``height`` pixels of three bytes, red, green and blue, row by row. ``data`` of
+    audio: ``width`` mono samples, 32-bit floats at the model's sample rate; ``height`` is 1. ``id``: the SHA-256 of the
+    file in hexadecimal, as in llama-server. ``again``: decodes the file again if ``data`` is empty because the file is
+    cached; blocking, raises `InvalidRequest`. ``of_video``: a frame, of which some models encode two together.
     """
 
     kind: BitmapKind
@@ -30,34 +30,34 @@ class Bitmap:
         return (self,)
 
     def decoded(self) -> bytes:
-        """``data``, now at the latest; empty of a bitmap that is nothing but its size."""
+        """Return ``data``, decoded again if necessary; empty for a bitmap of which only the size is known."""
         return self.data if self.data or self.again is None else self.again()
 
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    parts: tuple[str | Bitmap, ...]  # of its prompt: frames with timestamps between them
+    parts: tuple[str | Bitmap, ...]  # of the prompt: frames with timestamps between them
     has_audio: bool = False  # an audio track, which is ignored
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document's text in pieces (`PlainText`), with images of the pages that have no text."""
+    """A document's text in pieces (`PlainText`), with images of pages without text."""
 
     parts: tuple[str | Bitmap, ...]
     media_type: str  # one of a fixed set
     name: str = ""  # of a stored file
-    notes: tuple[str, ...] = ()  # what of the document is not shown, for the client
+    notes: tuple[str, ...] = ()  # parts of the document that are not shown, for the client
 
 
 Decoded: TypeAlias = Bitmap | Video | Document
-"""What a file becomes."""
+"""A decoded file."""
 
 
-def n_bytes_of(found: Decoded) -> int:
-    """Return the bytes of pixels, samples and text in `found`."""
-    return sum(len(part) if isinstance(part, str) else len(part.data) for part in found.parts)
+def n_bytes_of(decoded: Decoded) -> int:
+    """Return the number of bytes of pixels, samples and text."""
+    return sum(len(part) if isinstance(part, str) else len(part.data) for part in decoded.parts)
 
 
-def bitmaps_of(found: Decoded) -> list[Bitmap]:
-    return [part for part in found.parts if isinstance(part, Bitmap)]
+def bitmaps_of(decoded: Decoded) -> list[Bitmap]:
+    return [part for part in decoded.parts if isinstance(part, Bitmap)]

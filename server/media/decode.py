@@ -35,23 +35,23 @@ from server.media.messages import KINDS, ask
 from server.sandbox.process import Process, Processes, WorkLimits
 from server.vocab import PlainText
 
-_PHOTOS, _VIDEOS, _DOCUMENTS = "pictures", "video", "documents"
+_IMAGES, _VIDEOS, _DOCUMENTS = "pictures", "video", "documents"
 _EXTRAS = {
-    **dict.fromkeys(("WebP", "AVIF", "HEIC"), _PHOTOS),
+    **dict.fromkeys(("WebP", "AVIF", "HEIC"), _IMAGES),
     **dict.fromkeys(("MP4", "Matroska", "AVI"), _VIDEOS),
 }
-"""Formats that an optional extra of this package decodes, by the extra's name."""
-_IMPORTED = {_PHOTOS: ("PIL", "pi_heif"), _VIDEOS: ("av",)}
-MAX_KNOWN, MAX_KNOWN_CHARS = 4096, 64 << 20
-"""Files that are remembered: the sizes of media, some 500 bytes each, and the text of documents."""
+"""The extra of this package that decodes a format."""
+_MODULES = {_IMAGES: ("PIL", "pi_heif"), _VIDEOS: ("av",)}
+MAX_CACHED, MAX_CACHED_CHARS = 4096, 64 << 20
+"""Limits of the cache of decoded files: it has the sizes of media, about 500 bytes each, and the text of documents."""
 DOCUMENT_MEMORY_BYTES = 1 << 30
 """For parsing one PDF or HTML page."""
-_Key: TypeAlias = tuple[str, str, int, DocumentHints | None]  # scope, SHA-256, sample rate
+_Key: TypeAlias = tuple[str, str, int, DocumentHints | None]  # cache namespace, SHA-256, sample rate, hints
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """Limits per file, and how frames of a video are taken."""
+    """Limits per file, and how video frames are sampled."""
 
     pixels: int = 1 << 25  # of an image
     seconds: float = 1800.0  # of audio
@@ -77,13 +77,13 @@ class Decoder:
     ) -> None:
         documents = documents or DocumentLimits()
         self._options, self._document_limits = options, documents
-        self._known = _Known()
+        self._cache = _Cache()
         limits = limits or WorkLimits(cpu_s=20, wall_s=60.0, memory_bytes=2 << 30, answer_bytes=512 << 20)
         wall_s = max(limits.wall_s, 3 * documents.cpu_s)
         for_documents = replace(limits, cpu_s=documents.cpu_s, wall_s=wall_s, memory_bytes=DOCUMENT_MEMORY_BYTES)
         self._processes = {
             "": Processes(answerer, limits),
-            _PHOTOS: Processes("server.media.photos:answerer", limits),
+            _IMAGES: Processes("server.media.extra_images:answerer", limits),
             _VIDEOS: Processes("server.media.video:answerer", replace(limits, cpu_s=3 * limits.cpu_s)),
             _DOCUMENTS: Processes("server.media.extract:answerer", for_documents),
         }
@@ -93,30 +93,30 @@ class Decoder:
     ) -> Decoded:
         """Return the image, the audio at `sample_rate` (0: the model has no audio input), the video, or the document.
 
-        A file is only read as a document if there are hints about a `document`. A file that was decoded before in
-        the same `scope` is decoded again only when its data is requested: a caller that has its embeddings does not
-        request it. A scope of None disables this memory, because the timing would reveal whether other clients sent
+        A file may only be a document if there are hints about a `document`. A file that was decoded before in the
+        cache namespace `scope` is only decoded again when its data is requested. Callers with cached embeddings do not
+        request it. A scope of None disables the cache, because the timing would reveal whether another client has sent
         the same file. Raises `Unreadable`.
         """
         key = (scope or "", hashlib.sha256(data).hexdigest(), sample_rate, document)
-        known = self._known.get(key) if scope is not None else None
-        if known is not None:
+        cached = self._cache.get(key) if scope is not None else None
+        if cached is not None:
             again = partial(self._again, data, sample_rate, document)
-            return _without_data(known, again if isinstance(known, Bitmap) else cache(again))  # once for all parts
-        found = self._decoded(data, sample_rate, key[1], document)
+            return _without_data(cached, again if isinstance(cached, Bitmap) else cache(again))  # once for all parts
+        decoded = self._decoded(data, sample_rate, key[1], document)
         if scope is not None:
-            self._known.add(key, _without_data(found))
-        return found
+            self._cache.add(key, _without_data(decoded))
+        return decoded
 
     def _again(self, data: bytes, sample_rate: int, document: DocumentHints | None) -> list[bytes]:
         try:
             return [each.data for each in bitmaps_of(self._decoded(data, sample_rate, "", document))]
-        except Unreadable as fault:  # decoding succeeded before, so the server is overloaded
+        except Unreadable as fault:  # decoding succeeded before, so the server must be overloaded
             raise InvalidRequest(f"a media file can't be read again: {fault}") from None
 
     def _decoded(self, data: bytes, sample_rate: int, name: str, document: DocumentHints | None) -> Decoded:
         if document is None:
-            return self._medium(data, read_header(data), sample_rate, name)
+            return self._decoded_media(data, read_header(data), sample_rate, name)
         if is_pdf(data):
             return self._extracted(PDF, data, name, document)
         text = unicode_text(data)
@@ -130,7 +130,7 @@ class Decoder:
             else:
                 if header.kind != "audio" and not document.sees:
                     raise Unreadable(f"it is {header.form}, and this model cannot be shown images")
-                return self._medium(data, header, sample_rate, name)
+                return self._decoded_media(data, header, sample_rate, name)
         if not text.strip():
             raise Unreadable("it is empty")
         self._check_document(len(data))
@@ -144,29 +144,29 @@ class Decoder:
         if n_bytes > most:
             raise Unreadable(f"it has {n_bytes} bytes, and a document may have {most} (document_bytes)")
 
-    def _extracted(self, what: bytes, data: bytes, name: str, hints: DocumentHints) -> Document:
+    def _extracted(self, kind: bytes, data: bytes, name: str, hints: DocumentHints) -> Document:
         """Extract the text of a PDF or an HTML page in a sandboxed process. Raises `Unreadable`."""
         self._check_document(len(data))
         side = LOW_DETAIL_SIDE if hints.low_detail else LONGEST_SIDE
-        wanted = {**asdict(self._document_limits), "images": MAX_PAGE_IMAGES, "side": side, "renders": hints.sees}
-        found, pixels = ask(self._processes[_DOCUMENTS], what, wanted, data, "reading it")
+        options = {**asdict(self._document_limits), "images": MAX_PAGE_IMAGES, "side": side, "renders": hints.sees}
+        found, pixels = ask(self._processes[_DOCUMENTS], kind, options, data, "reading it")
         prefix = hashlib.sha256(f"{name} {side}".encode()).hexdigest()
         parts: list[str | Bitmap] = []
         notes: list[str] = []
         at = 0
-        for kind, content in found["parts"]:
-            if kind == "image":
+        for part_kind, content in found["parts"]:
+            if part_kind == "image":
                 width, height = content
                 end = at + 3 * width * height
                 parts.append(Bitmap("image", width, height, pixels[at:end], f"{prefix}+{len(parts)}"))
                 at = end
             else:
-                (notes if kind == "note" else parts).append(PlainText(content))
+                (notes if part_kind == "note" else parts).append(PlainText(content))
         if not any(isinstance(part, Bitmap) or part.strip() for part in parts):
             raise Unreadable("it has no text")
-        return Document(tuple(parts), "application/pdf" if what == PDF else "text/html", notes=tuple(notes))
+        return Document(tuple(parts), "application/pdf" if kind == PDF else "text/html", notes=tuple(notes))
 
-    def _medium(self, data: bytes, header: MediaHeader, sample_rate: int, name: str) -> Decoded:
+    def _decoded_media(self, data: bytes, header: MediaHeader, sample_rate: int, name: str) -> Decoded:
         options = self._options
         if len(data) > options.file_bytes:
             raise Unreadable(f"it has {len(data)} bytes, at most {options.file_bytes} are possible")
@@ -174,22 +174,22 @@ class Decoder:
             shown = f"{header.width} x {header.height} pixels"
             raise Unreadable(f"it is a {header.form} of {shown}, at most {options.pixels} are possible")
         if header.kind == "audio" and not sample_rate:
-            raise Unreadable(f"it is {header.form}, and this model hears nothing")
+            raise Unreadable(f"it is {header.form}, and this model has no audio input")
         extra = _EXTRAS.get(header.form, "")
         if extra and not has_extra(extra):
             raise Unreadable(
                 f"it is {header.form}, which this server reads only with its extra {extra} "
                 f"(pip install 'llamapool[{extra}]'); send PNG, JPEG, GIF or BMP, WAV, MP3 or FLAC"
             )
-        wanted = {**asdict(options), "form": header.form, "rate": sample_rate}
-        found, content = ask(self._processes[extra], KINDS[header.kind], wanted, data, f"decoding this {header.form}")
+        request = {**asdict(options), "form": header.form, "rate": sample_rate}
+        found, content = ask(self._processes[extra], KINDS[header.kind], request, data, f"decoding this {header.form}")
         if header.kind == "video":
             return _video(options, found, content, name)
         return Bitmap(header.kind, found["width"], found["height"], content, name)
 
     @property
     def at_work(self) -> list[Process]:
-        return [each for some in self._processes.values() for each in some.at_work]
+        return [process for group in self._processes.values() for process in group.at_work]
 
     def warm(self) -> None:
         """Start a process for the next file."""
@@ -201,67 +201,67 @@ class Decoder:
 
 
 def has_extra(name: str) -> bool:
-    return all(find_spec(module) is not None for module in _IMPORTED[name])
+    return all(find_spec(module) is not None for module in _MODULES[name])
 
 
 def reads_video() -> bool:
-    """Return whether a model that sees can be shown one."""
+    """Return whether this server can decode videos."""
     return has_extra(_VIDEOS)
 
 
-class _Known:
-    """Recently decoded files without their data. Thread-safe."""
+class _Cache:
+    """The most recently used decoded files, without their data. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: OrderedDict[_Key, Decoded] = OrderedDict()
+        self._files: OrderedDict[_Key, Decoded] = OrderedDict()
         self._n_chars = 0
 
     def get(self, key: _Key) -> Decoded | None:
         with self._lock:
-            if key in self._found:
-                self._found.move_to_end(key)
-            return self._found.get(key)
+            if key in self._files:
+                self._files.move_to_end(key)
+            return self._files.get(key)
 
-    def add(self, key: _Key, found: Decoded) -> None:
+    def add(self, key: _Key, decoded: Decoded) -> None:
         with self._lock:
-            if key in self._found:  # two requests have sent it at the same time
+            if key in self._files:  # another request sent it at the same time
                 return
-            self._found[key] = found
-            self._n_chars += _n_chars(found)
-            while len(self._found) > MAX_KNOWN or self._n_chars > MAX_KNOWN_CHARS:
-                self._n_chars -= _n_chars(self._found.popitem(last=False)[1])
+            self._files[key] = decoded
+            self._n_chars += _n_chars(decoded)
+            while len(self._files) > MAX_CACHED or self._n_chars > MAX_CACHED_CHARS:
+                self._n_chars -= _n_chars(self._files.popitem(last=False)[1])
 
 
-def _n_chars(found: Decoded) -> int:
-    return sum(len(part) for part in found.parts if isinstance(part, str))
+def _n_chars(decoded: Decoded) -> int:
+    return sum(len(part) for part in decoded.parts if isinstance(part, str))
 
 
-def _without_data(found: Decoded, again: Callable[[], list[bytes]] | None = None) -> Decoded:
-    """Return `found` without its data, and with functions that take it from `again`."""
+def _without_data(decoded: Decoded, again: Callable[[], list[bytes]] | None = None) -> Decoded:
+    """Return the file without its data. ``again``: returns the data of all its bitmaps."""
     numbers = count()
 
     def stripped(part: Bitmap) -> Bitmap:
         i = next(numbers)
         return replace(part, data=b"", again=again and (lambda: again()[i]))
 
-    if isinstance(found, Bitmap):
-        return stripped(found)
-    return replace(found, parts=tuple(part if isinstance(part, str) else stripped(part) for part in found.parts))
+    if isinstance(decoded, Bitmap):
+        return stripped(decoded)
+    return replace(decoded, parts=tuple(part if isinstance(part, str) else stripped(part) for part in decoded.parts))
 
 
 def _video(options: DecodeOptions, found: dict[str, Any], frames: bytes, name: str) -> Video:
     """Return a video in llama-server's prompt format: `Video:`, then frames, with a timestamp after the first frame of
-    each interval (tools/mtmd/mtmd-helper.cpp, read_next). The name of a frame includes the sampling settings.
+    each interval (tools/mtmd/mtmd-helper.cpp, read_next). The id of a frame depends on the sampling options.
     """
     rate, width, height = found["rate"], found["width"], found["height"]
     n_bytes = 3 * width * height
-    cut_name = hashlib.sha256(f"{name} {options.fps:g} {options.stamp_ms}".encode()).hexdigest()
+    prefix = hashlib.sha256(f"{name} {options.fps:g} {options.stamp_ms}".encode()).hexdigest()
     parts: list[str | Bitmap] = ["Video:"]
     next_ms = 0.0
     for i, at in enumerate(range(0, len(frames), n_bytes)):
         data = frames[at : at + n_bytes]
-        parts.append(Bitmap("image", width, height, data, f"{cut_name}+{i}", of_video=True))
+        parts.append(Bitmap("image", width, height, data, f"{prefix}+{i}", of_video=True))
         ms = i / rate * 1000
         if options.stamp_ms > 0 and ms >= next_ms:
             minutes = int(ms / 60_000)

@@ -1,6 +1,6 @@
-"""Documents of requests: which files are text, and what a request says about them.
+"""Documents of requests: their types, limits and plain text.
 
-Plain text, Markdown and CSV are decoded here. PDF and HTML are parsed in a process of their own (`extract`), because a
+Plain text, Markdown and CSV are decoded here. PDF and HTML are parsed in a separate process (`extract`), because a
 hostile file can make a parser crash, loop or take all memory.
 """
 
@@ -18,7 +18,7 @@ LONGEST_SIDE, LOW_DETAIL_SIDE = 1568, 768
 """Pixels of a page image's longer side; the second one with ``detail: "low"``."""
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _BINARY = re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
-"""Control characters that no text has. ESC is in logs, form feeds are in manuals."""
+"""Control characters that text does not contain. Logs have ESC, and manuals have form feeds."""
 _HTML_START = re.compile(r"\s*+(?:<!--(?:(?!-->).)*+-->\s*+)*+<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
 """Possessive quantifiers make matching linear. With backtracking, 40 comments without a page after them took
 exponential time.
@@ -32,7 +32,7 @@ _TYPES = {
     **dict.fromkeys(("csv", "text/csv", "application/csv"), "text/csv"),
     **dict.fromkeys(("txt", "text/plain"), "text/plain"),
 }
-"""Media types by the ending of a file's name, and by their names."""
+"""Media types by file extension and by media type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +49,18 @@ class DocumentLimits:
 class DocumentHints:
     """A request's description of a document."""
 
-    media_type: str = ""  # one of a fixed set, "" if the client gives none
+    media_type: str = ""  # one of a fixed set; "" if the client does not specify it
     sees: bool = False  # the model accepts page images
     low_detail: bool = False  # page images are scaled down
 
 
-def media_type_of(written: str) -> str:
-    """Return the known media type for a client's media type or file name, "" if there is none.
+def media_type_of(name: str) -> str:
+    """Return the media type for a client's media type or file name; "" if it is unknown.
 
     The result is one of a fixed set, so that a client can't inject text into the prompt with it.
     """
-    written = written.partition(";")[0].strip().lower()
-    return _TYPES.get(written) or _TYPES.get(written.rpartition(".")[2], "")
+    name = name.partition(";")[0].strip().lower()
+    return _TYPES.get(name) or _TYPES.get(name.rpartition(".")[2], "")
 
 
 def is_pdf(data: bytes) -> bool:

@@ -1,7 +1,7 @@
-"""Text and page images of PDFs, by PDFium (the library of Chrome), and the visible text of HTML pages: no scripts,
-styles, metadata or comments.
+"""Extracts text and page images of PDFs with PDFium (Chrome's library), and the visible text of HTML pages.
 
-Not for the server's process, because a hostile page can take quadratic time: `decode` runs it in a process with limits.
+Scripts, styles, metadata and comments are not visible. Only runs in a process of `decode` with limits, because a
+hostile page can take quadratic time.
 """
 
 import re
@@ -19,18 +19,18 @@ from server.media.header import Unreadable
 from server.media.messages import Json, answering
 from server.sandbox.worker import Answer
 
-_pdfium: Any = _bindings  # its types are loose
+_pdfium: Any = _bindings  # its types are incomplete
 _raw: Any = _raw_bindings
 _SOFT_HYPHEN = re.compile("[\x02\ufffe](?:\r?\n)?")
 """PDFium's characters for a hyphen that divides a word at the end of a line."""
-_UNPRINTED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ufffe\uffff]")
 _SAMPLE = (
     b"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj 2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj "
     b"3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]/Contents 4 0 R/Resources<</Font<</F 5 0 R>>>>>>endobj "
     b"4 0 obj<</Length 28>>stream\nBT /F 9 Tf 0 0 Td (a) Tj ET  \nendstream endobj "
     b"5 0 obj<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>endobj trailer<</Root 1 0 R>>"
 )
-_UNSEEN = frozenset(
+_INVISIBLE = frozenset(
     "script style template noscript svg math iframe object canvas audio video select datalist textarea".split()  # noqa: SIM905
 )
 _BLOCKS = frozenset(
@@ -43,33 +43,33 @@ _CELL_SPACES = re.compile(r" *(\t| ) *")
 
 
 def answerer() -> Answer:
-    """Return the function that answers in the process, with everything loaded that it needs."""
+    """Return the request handler of the process, after loading everything that it needs."""
     list(_pages({"pages": 1, "text_bytes": 1 << 10, "images": 1, "side": 9, "renders": False}, _SAMPLE))
     visible_text("<p>a</p>")
     _rendered(_pdfium.PdfDocument(_SAMPLE)[0], 9)
     return answering(_extracted)
 
 
-def _extracted(what: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
+def _extracted(kind: bytes, options: Json, data: bytes) -> tuple[Json, bytes]:
     """Return the parts of a PDF or an HTML page: texts and notes, and the sizes of images, whose pixels follow."""
-    if what == HTML:
+    if kind == HTML:
         text = _encodable(visible_text(data.decode()))
-        check_text(len(text.encode()), wanted["text_bytes"])
+        check_text(len(text.encode()), options["text_bytes"])
         return {"parts": [["text", text]]}, b""
     parts: list[list[Any]] = []
     pixels: list[bytes] = []
-    for kind, found in _pages(wanted, data):
-        if kind == "image":
+    for part_kind, found in _pages(options, data):
+        if part_kind == "image":
             width, height, raw = found
             pixels.append(raw)
             found = width, height  # noqa: PLW2901
-        parts.append([kind, found])
+        parts.append([part_kind, found])
     return {"parts": parts}, b"".join(pixels)
 
 
-def _pages(wanted: Json, data: bytes) -> Iterator[tuple[str, Any]]:
+def _pages(options: Json, data: bytes) -> Iterator[tuple[str, Any]]:
     """Yield the text of each page, or its image if it has none, and notes about pages that can't be shown."""
-    max_pages, max_images, renders = wanted["pages"], wanted["images"], wanted["renders"]
+    max_pages, max_images, renders = options["pages"], options["images"], options["renders"]
     try:
         pdf = _pdfium.PdfDocument(data)
     except _pdfium.PdfiumError as error:
@@ -78,15 +78,15 @@ def _pages(wanted: Json, data: bytes) -> Iterator[tuple[str, Any]]:
         raise Unreadable("The PDF specified was not valid: it is damaged, or cut off") from None
     n_pages = len(pdf)
     if n_pages > max_pages:
-        said = f"a maximum of {max_pages} PDF pages may be provided (document_pages)"
-        raise Unreadable(f"it has {n_pages} pages; {said}")
+        limit = f"a maximum of {max_pages} PDF pages may be provided (document_pages)"
+        raise Unreadable(f"it has {n_pages} pages; {limit}")
     n_text_bytes = n_images = n_shown = 0
     without_text: list[int] = []
     for number in range(1, n_pages + 1):
-        text, image = _page(pdf, number, wanted["side"], renders=renders and n_images < max_images)
+        text, image = _page(pdf, number, options["side"], renders=renders and n_images < max_images)
         if text:
             n_text_bytes += len(text.encode())
-            check_text(n_text_bytes, wanted["text_bytes"])
+            check_text(n_text_bytes, options["text_bytes"])
             yield "text", f"[Page {number}]\n{text}\n"
         elif image is not None:
             n_images += 1
@@ -105,7 +105,7 @@ def _pages(wanted: Json, data: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _page(pdf: Any, number: int, longest_side: int, *, renders: bool) -> tuple[str, tuple[int, int, bytes] | None]:
-    """Return a page's text, and its image if it has no text, has something drawn on it, and `renders`."""
+    """Return a page's text. If it has none, contains drawings and `renders` is set, also return its image."""
     try:
         with closing(pdf[number - 1]) as page:
             with closing(page.get_textpage()) as textpage:
@@ -119,7 +119,7 @@ def _page(pdf: Any, number: int, longest_side: int, *, renders: bool) -> tuple[s
 
 def _cleaned(text: str) -> str:
     text = _SOFT_HYPHEN.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
-    return _encodable(_UNPRINTED.sub("", text).strip())
+    return _encodable(_UNPRINTABLE.sub("", text).strip())
 
 
 def _encodable(text: str) -> str:
@@ -128,7 +128,7 @@ def _encodable(text: str) -> str:
 
 
 def _rendered(page: Any, longest_side: int) -> tuple[int, int, bytes] | None:
-    """Return the page as an image whose longer side has `longest_side` pixels. None for a page that has no area."""
+    """Return the page as an image whose longer side has `longest_side` pixels; None for a page without an area."""
     width, height = page.get_size()
     if not (width > 0 and height > 0):
         return None
@@ -157,14 +157,14 @@ class _Reader(HTMLParser):
         self.lines: list[str] = []
         self._parts: list[str] = []  # of the current line
         self._prefix = ""
-        self._unseen = ""  # the open element whose content is not visible
+        self._invisible = ""  # the open invisible element
         self._is_pre = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if self._unseen:
+        if self._invisible:
             return
-        if tag in _UNSEEN:
-            self._unseen = tag
+        if tag in _INVISIBLE:
+            self._invisible = tag
         elif tag in ("td", "th"):
             self._parts.append("\t")
         elif tag in _BLOCKS:
@@ -175,14 +175,14 @@ class _Reader(HTMLParser):
             self.handle_data(f"[image: {alt}]")
 
     def handle_endtag(self, tag: str) -> None:
-        if self._unseen:
-            self._unseen = "" if tag == self._unseen else self._unseen
+        if self._invisible:
+            self._invisible = "" if tag == self._invisible else self._invisible
         elif tag in _BLOCKS:
             self.end_line()
             self._is_pre = self._is_pre and tag != "pre"
 
     def handle_data(self, data: str) -> None:
-        if self._unseen:
+        if self._invisible:
             return
         if not self._is_pre:
             self._parts.append(_SPACES.sub(" ", data))

@@ -1,7 +1,7 @@
-"""Downloads files from addresses in requests.
+"""Downloads files from URLs in requests.
 
-`server.media.hosts` says which addresses are allowed. The server connects to the address that it checked, checks each
-redirect like the first address, and limits size, time and number.
+`server.media.hosts` determines which hosts are allowed. The server connects to the IP address that it checked, checks
+each redirect like the first URL, and limits size, time and number.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _FILE = "file://"
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """Of one file: llama-server's (tools/server/server-common.cpp, handle_media), and ``redirects``."""
+    """Limits of one file, as in llama-server (tools/server/server-common.cpp, handle_media), and ``redirects``."""
 
     file_bytes: int = 10 << 20
     seconds: float = 10.0
@@ -29,7 +29,7 @@ class FetchLimits:
 
 
 class MediaFetcher:
-    """Gets files; on the event loop."""
+    """Downloads files. Runs on the event loop."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class MediaFetcher:
         self._backend = backend or httpcore2.AnyIOBackend()
 
     async def fetch(self, url: str) -> bytes:
-        """Return the bytes at an ``http``, ``https`` or ``file`` address. Raises `Unreadable`."""
+        """Return the bytes at an ``http``, ``https`` or ``file`` URL. Raises `Unreadable`."""
         if url.startswith(_FILE):
             return await asyncio.to_thread(self._local, url)
         try:
@@ -53,7 +53,7 @@ class MediaFetcher:
             raise Unreadable(f"{shown(url)} took more than {self._limits.seconds:g} s") from None
 
     def _local(self, url: str) -> bytes:
-        """Return a file below the folder (llama-server's rules and words)."""
+        """Return a file below the media path, with llama-server's rules and errors."""
         folder = self._sites.folder
         if folder is None:
             raise Unreadable("file:// URLs are not allowed unless --media-path is specified")
@@ -61,50 +61,50 @@ class MediaFetcher:
         quoted = shown(name)[1:-1]
         try:
             base = folder.resolve(strict=True)
-            place = (base / name.lstrip("/")).resolve()
-            if ".." in name or "\0" in name or not place.is_relative_to(base):
+            path = (base / name.lstrip("/")).resolve()
+            if ".." in name or "\0" in name or not path.is_relative_to(base):
                 raise Unreadable(f"file path is not allowed: {quoted}")
-            if not place.is_file():
+            if not path.is_file():
                 raise Unreadable(f"file does not exist or cannot be opened: {quoted}")
-            with place.open("rb") as file:
-                found = file.read(self._limits.file_bytes + 1)
-        except (OSError, ValueError, RuntimeError):  # the last: links in a circle, before Python 3.13
+            with path.open("rb") as file:
+                data = file.read(self._limits.file_bytes + 1)
+        except (OSError, ValueError, RuntimeError):  # RuntimeError: circular links, before Python 3.13
             raise Unreadable(f"file does not exist or cannot be opened: {quoted}") from None
-        if len(found) > self._limits.file_bytes:
+        if len(data) > self._limits.file_bytes:
             raise self._too_large(url)
-        return found
+        return data
 
     async def _remote(self, url: str) -> bytes:
         for _ in range(self._limits.redirects + 1):
             self._check(url)
-            moved, found = await self._ask(url)
-            if not moved:
-                return found
+            location, body = await self._get(url)
+            if not location:
+                return body
             try:
-                url = urljoin(url, moved)
+                url = urljoin(url, location)
             except ValueError:  # e.g. an unclosed bracket
-                raise Unreadable(f"{shown(url)} is a redirect to what is no address") from None
+                raise Unreadable(f"{shown(url)} redirects to an invalid URL") from None
         raise Unreadable(f"{shown(url)} has more than {self._limits.redirects} redirects")
 
     def _check(self, url: str) -> None:
-        """Raise `Unreadable` for an address whose host may not be contacted."""
+        """Raise `Unreadable` for a URL whose host may not be contacted."""
         try:
             parts = urlsplit(url)
             host, _ = (parts.hostname or "").rstrip("."), parts.port
             _ascii(host)
-        except ValueError:  # e.g. of a port, or of letters that no host's name has
-            raise Unreadable(f"{shown(url)} is no address") from None
+        except ValueError:  # e.g. an invalid port or character in the host's name
+            raise Unreadable(f"{shown(url)} is not a valid URL") from None
         if parts.scheme not in ("http", "https") or not host or "%" in host:
-            raise Unreadable(f"{shown(url)} is no http or https address")
+            raise Unreadable(f"{shown(url)} is not an http or https URL")
         if parts.username is not None or parts.password is not None:
-            raise Unreadable("an address with a user's name in it is not asked")
+            raise Unreadable("URLs with a user name or password are not fetched")
         if not self._sites.allow(host):
             raise Unreadable(
                 f"files of {shown(host)} are not fetched: this server's option media_fetch does not allow it; "
                 "send the file itself, as a data URL"
             )
 
-    async def _ask(self, url: str) -> tuple[str, bytes]:
+    async def _get(self, url: str) -> tuple[str, bytes]:
         """Return the redirect target ("" for none) and the body."""
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""
@@ -120,7 +120,7 @@ class MediaFetcher:
             (b"Host", _ascii(f"{host}{port}").encode()),
             (b"User-Agent", b"llamapool"),
             (b"Accept", b"image/*, audio/*, */*;q=0.1"),
-            (b"Accept-Encoding", b"identity"),  # nothing that could become a thousand times as much
+            (b"Accept-Encoding", b"identity"),  # no decompression bombs
             (b"Connection", b"close"),
         ]
         backend = CheckedBackend(self._sites, self._resolve, self._backend)
@@ -129,10 +129,10 @@ class MediaFetcher:
                 httpcore2.AsyncConnectionPool(network_backend=backend) as pool,
                 pool.stream("GET", target, headers=headers) as reply,
             ):
-                given = {name.lower(): value for name, value in reply.headers}
-                if reply.status in _REDIRECTS and given.get(b"location"):
-                    return given[b"location"].decode("latin-1"), b""
-                return "", await self._body(url, reply, given)
+                received = {name.lower(): value for name, value in reply.headers}
+                if reply.status in _REDIRECTS and received.get(b"location"):
+                    return received[b"location"].decode("latin-1"), b""
+                return "", await self._body(url, reply, received)
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError):
             raise Unreadable(f"{shown(url)} can't be fetched") from None
 
@@ -144,12 +144,12 @@ class MediaFetcher:
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limits.file_bytes:
             raise self._too_large(url)
-        found = bytearray()
+        body = bytearray()
         async for part in reply.aiter_stream():
-            found += part
-            if len(found) > self._limits.file_bytes:
+            body += part
+            if len(body) > self._limits.file_bytes:
                 raise self._too_large(url)
-        return bytes(found)
+        return bytes(body)
 
     def _too_large(self, url: str) -> Unreadable:
         return Unreadable(f"{shown(url)} has more than {self._limits.file_bytes} bytes")

@@ -14,7 +14,7 @@ from server.media.bitmap import BitmapKind
 
 _JPEG_SIZES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))  # SOF0..15
 _JPEG_ALONE = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a segment
-_MAX_JPEG_MARKERS = 1 << 16  # before the size: each takes time, and a file has a few hundred
+_MAX_JPEG_MARKERS = 1 << 16  # before the size, to bound the time; real files have a few hundred
 _HEIC = rb"(?:hei[cxms]|hev[cx]|m[is]f1)"
 
 
@@ -22,13 +22,15 @@ FileKind = BitmapKind | Literal["video"]
 
 
 class Unreadable(Exception):
-    """A file that can't be read. The message is for the client."""
+    """A file can't be read. The message is for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaHeader:
-    """``form``: PNG, JPEG, GIF, BMP, WebP, AVIF, HEIC, WAV, MP3, FLAC, MP4, Matroska or AVI. ``width`` and ``height``:
-    pixels for the first four, else 0.
+    """The type of a file, and the size of some images.
+
+    ``form``: PNG, JPEG, GIF, BMP, WebP, AVIF, HEIC, WAV, MP3, FLAC, MP4, Matroska or AVI. ``width`` and ``height``:
+    pixels for the first four, otherwise 0.
     """
 
     kind: FileKind
@@ -65,7 +67,7 @@ def _bmp_size(data: bytes) -> tuple[int, int]:
 def _jpeg_size(data: bytes) -> tuple[int, int]:
     at = 2
     for _ in range(_MAX_JPEG_MARKERS):
-        at = data.find(0xFF, at)  # stb_image looks for the next marker, too
+        at = data.find(0xFF, at)  # like stb_image, search for the next marker
         if not 0 <= at <= len(data) - 4:
             break
         marker = data[at + 1]
@@ -96,8 +98,9 @@ _FORMS: tuple[tuple[str, FileKind, bytes, Callable[[bytes], tuple[int, int]] | N
     ("HEIC", "image", rb".{4}ftyp%b" % _HEIC, None),
     ("MP4", "video", rb".{4}ftyp", None),  # also QuickTime
 )
-"""Names and kinds of files, by patterns of their first bytes. The size of an ISO base media file may be anywhere."""
-_UNREAD = (("TIFF", rb"II\*\0|MM\0\*"), ("Ogg", rb"OggS"), ("PDF", rb"%PDF-"), ("SVG", rb"<svg"))
+"""Names, kinds, patterns of the first bytes, and size functions. The size of an ISO media file may be anywhere in it.
+"""
+_UNSUPPORTED = (("TIFF", rb"II\*\0|MM\0\*"), ("Ogg", rb"OggS"), ("PDF", rb"%PDF-"), ("SVG", rb"<svg"))
 """Unsupported types that clients send."""
 
 
@@ -109,7 +112,7 @@ def read_header(data: bytes) -> MediaHeader:
             if size is not None and (width <= 0 or height <= 0):
                 raise Unreadable(f"it is a {form} of {width} x {height} pixels")
             return MediaHeader(kind, form, width, height)
-    for name, pattern in _UNREAD:
+    for name, pattern in _UNSUPPORTED:
         if re.match(pattern, data):
             raise Unreadable(f"it is {name}; send PNG, JPEG, GIF or BMP, WAV, MP3 or FLAC")
     raise Unreadable("it is neither PNG, JPEG, GIF or BMP nor WAV, MP3 or FLAC" if data else "it is empty")

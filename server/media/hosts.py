@@ -1,7 +1,7 @@
-"""Which hosts the server may contact for a request, and at which IP address.
+"""Decides which hosts the server may contact for a request, and at which IP address.
 
-An address in a request makes the server send a request. So all addresses are rejected by default (`AllowedHosts`),
-and allowed names never resolve to a private network.
+A URL in a request makes the server send a request (SSRF). So all hosts are rejected by default (`AllowedHosts`), and an
+allowed name must not resolve to a private network.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _SHOWN_CHARS = 200
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""A host and a port to the addresses that the name has."""
+"""Returns the IP addresses of a host, from its name and a port."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
     """The hosts that may be contacted: none, all (``anywhere``), or these names.
 
-    A name that starts with ``*.`` matches all subdomains. A listed IP address is allowed in any network; a name
-    never resolves to a private one. ``folder``: root of ``file://`` addresses; None = not allowed.
+    A name that starts with ``*.`` matches all subdomains. A listed IP address is allowed in any network; a name must
+    not resolve to a private one. ``folder``: the root of ``file://`` URLs; None = not allowed.
     """
 
     anywhere: bool = False
@@ -49,8 +49,9 @@ async def resolved(host: str, port: int) -> Sequence[str]:
 
 
 async def checked_address(host: str, port: int, sites: AllowedHosts, resolve: Resolve) -> str:
-    """Return an IP address of the host. Raises `Unreadable` if it has none, or one of a private network that `sites`
-    does not list.
+    """Return an IP address of the host.
+
+    Raises `Unreadable` if it has none, or if one is in a private network and `sites` does not list it.
     """
     try:
         addresses = await resolve(host, port)
@@ -61,20 +62,20 @@ async def checked_address(host: str, port: int, sites: AllowedHosts, resolve: Re
     if not sites.trust(host):
         for written in addresses:
             address = _address(written)
-            if address is None or not is_outer(address):
+            if address is None or not is_public(address):
                 raise Unreadable(f"{shown(host)} is, or leads to, an address that is not of the open internet")
     return addresses[0]
 
 
-def is_outer(address: IpAddress) -> bool:
-    """Return whether the address is public. Also checks IPv4 addresses that are embedded in IPv6."""
+def is_public(address: IpAddress) -> bool:
+    """Return whether the address is public. Also checks IPv4 addresses embedded in IPv6 addresses."""
     if isinstance(address, ipaddress.IPv6Address):
         mapped = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.ipv4_mapped
         if mapped is not None:
-            return is_outer(mapped)
-        if not all(inner is None or is_outer(inner) for inner in (address.sixtofour, *(address.teredo or ()))):
+            return is_public(mapped)
+        if not all(inner is None or is_public(inner) for inner in (address.sixtofour, *(address.teredo or ()))):
             return False
-        if address.is_site_local:  # fec0::/10, which `is_global` calls one of the internet
+        if address.is_site_local:  # fec0::/10, for which `is_global` is true
             return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
@@ -87,5 +88,5 @@ def _address(written: str) -> IpAddress | None:
 
 
 def shown(text: str) -> str:
-    """Return `text` for an error message."""
+    """Return `text` quoted and truncated for an error message."""
     return ascii(text[:_SHOWN_CHARS])

@@ -23,14 +23,14 @@ from server.sandbox.process import Process
 log = logging.getLogger(__name__)
 
 MAX_FILES = 256
-"""Of one request; llama-server has no limit."""
+"""Files of one request; llama-server has no limit."""
 MAX_LINKS = 32
-"""Of those the ones that are fetched."""
+"""Files of one request that are fetched."""
 MAX_DECODED_BYTES = 1 << 30
-"""Of all files of a request together."""
+"""Decoded bytes of all files of a request."""
 MAX_HELD_BYTES = 2 << 30
-"""Of all requests together, decoded and not yet taken by a model."""
-_AT_ONCE = 4  # fetched or decoded for one request
+"""Decoded bytes of all requests that are still in use."""
+_MAX_CONCURRENT = 4  # files of one request that are fetched or decoded at the same time
 _DATA = "data:"
 _DATA_TYPES = ("data:image/", "data:video/", "data:audio/")
 _FAILED = "Failed to load image or audio file"  # llama-server's words
@@ -39,23 +39,23 @@ _DOCUMENT_FAILED = "Failed to read the document"
 
 @dataclass(frozen=True, slots=True)
 class MediaSupport:
-    """The media types that a model accepts, and the sample rate of audio; 0 for a model that hears none."""
+    """The media types that a model accepts, and the sample rate of its audio input; 0 without audio input."""
 
     kinds: frozenset[BitmapKind] = frozenset()
     sample_rate: int = 0
 
 
 async def no_stored_files(_: str) -> FileContent | None:
-    """Return None: the client has uploaded nothing."""
+    """Return None, for clients without uploaded files."""
     return None
 
 
 class MediaLoader:
-    """Reads the media of requests; on the event loop. Decoding is other threads' wait for other processes' work."""
+    """Loads the media of requests. Runs on the event loop; its threads wait for the decoding processes."""
 
     def __init__(self, decoder: Decoder, sites: AllowedHosts) -> None:
         self._decoder, self._sites = decoder, sites
-        self._held = _Held()
+        self._memory = _MemoryUse()
         self._threads: Executor = ThreadPoolExecutor(2, thread_name_prefix="media")
 
     async def load(
@@ -65,31 +65,31 @@ class MediaLoader:
         scope: str | None = None,
         stored: StoredFiles = no_stored_files,
     ) -> LoadedMedia:
-        """Return the sources of `media`, decoded for a model with that `support`; equal ones once, and without spare
-        ones that can't be had. `scope`: see `Decoder.decode`. `stored` gets the client's uploaded files.
+        """Return each distinct source of `media`, decoded for a model with that `support`.
 
-        Raises `InvalidRequest`, and `QueueFull` where those of others leave no room.
+        Unreadable optional sources are omitted. ``scope``: see `Decoder.decode`. ``stored``: returns the client's
+        uploaded files. Raises `InvalidRequest`, and `QueueFull` if decoded media of other requests use the memory.
         """
         loop = asyncio.get_running_loop()
-        wanted = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes its time
-        turns, n_bytes = asyncio.Semaphore(_AT_ONCE), 0  # few files at once, so that other requests make progress
+        sources = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes time
+        limit, n_bytes = asyncio.Semaphore(_MAX_CONCURRENT), 0  # so that other requests make progress
 
-        async def one(source: Source, medium: Media) -> Decoded | None:
+        async def one(source: Source, part: Media) -> Decoded | None:
             nonlocal n_bytes
-            async with turns:
-                found = await self._one(source, medium, support, scope, stored)
-            n_bytes += 0 if found is None else n_bytes_of(found)
+            async with limit:
+                decoded = await self._one(source, part, support, scope, stored)
+            n_bytes += 0 if decoded is None else n_bytes_of(decoded)
             if n_bytes > MAX_DECODED_BYTES:  # before the rest is decoded
                 reason = f"the media of a request may have at most {MAX_DECODED_BYTES} bytes after decoding"
                 raise InvalidRequest(reason)
-            return found
+            return decoded
 
         try:
-            async with asyncio.TaskGroup() as tasks:  # the first that fails ends the others
-                found = {source: tasks.create_task(one(source, medium)) for source, medium in wanted.items()}
+            async with asyncio.TaskGroup() as group:  # the first failure cancels the others
+                tasks = {source: group.create_task(one(source, part)) for source, part in sources.items()}
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        return {source: decoded for source, task in found.items() if (decoded := task.result()) is not None}
+        return {source: decoded for source, task in tasks.items() if (decoded := task.result()) is not None}
 
     @property
     def at_work(self) -> list[Process]:
@@ -104,41 +104,41 @@ class MediaLoader:
         self._decoder.close()
 
     async def _one(
-        self, source: Source, wanted: Media, support: MediaSupport, scope: str | None, stored: StoredFiles
+        self, source: Source, part: Media, support: MediaSupport, scope: str | None, stored: StoredFiles
     ) -> Decoded | None:
-        """Load one file. Return None for a spare one that can't be read. Raises `InvalidRequest` for others."""
-        may_be_document = wanted.kind == "document"
+        """Load one file. Return None if it is optional and can't be read. Raises `InvalidRequest` for others."""
+        may_be_document = part.kind == "document"
         try:
             file = await self._file(source, stored, any_type=may_be_document)
             hints = _hints(source, file.name, support) if may_be_document else None
             decode = partial(self._decode, file.data, support.sample_rate, scope, hints)
-            found = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
-            return replace(found, name=file.name) if isinstance(found, Document) else found
+            decoded = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+            return replace(decoded, name=file.name) if isinstance(decoded, Document) else decoded
         except Unreadable as fault:
-            message = f"{wanted.at}: {_DOCUMENT_FAILED if may_be_document else _FAILED}: {fault}"
-            if not wanted.spare:
-                raise InvalidRequest(message, wanted.at) from None
+            message = f"{part.at}: {_DOCUMENT_FAILED if may_be_document else _FAILED}: {fault}"
+            if not part.optional:
+                raise InvalidRequest(message, part.at) from None
             log.info("left out of a prompt: %s", message)
             return None
 
     def _decode(self, data: bytes, sample_rate: int, scope: str | None, document: DocumentHints | None) -> Decoded:
-        self._held.check()
-        found = self._decoder.decode(data, sample_rate, scope, document)
-        for bitmap in bitmaps_of(found):
-            self._held.add(bitmap)
-        return found
+        self._memory.check()
+        decoded = self._decoder.decode(data, sample_rate, scope, document)
+        for bitmap in bitmaps_of(decoded):
+            self._memory.add(bitmap)
+        return decoded
 
     async def _file(self, source: Source, stored: StoredFiles, *, any_type: bool) -> FileContent:
-        """Get the bytes, and the name of a stored file. Raises `Unreadable`."""
+        """Return the bytes, and the name of a stored file. Raises `Unreadable`."""
         if isinstance(source, bytes):
             return FileContent(source, "")
         if isinstance(source, StoredFile):
-            found = await stored(source.id)
-            if found is None:
+            file = await stored(source.id)
+            if file is None:
                 raise Unreadable(f"No such File object: {short(source.id)}")
-            return found
+            return file
         if _is_fetched(source):
-            from server.media.fetch import MediaFetcher  # with httpcore2: most servers fetch nothing
+            from server.media.fetch import MediaFetcher  # imports httpcore2, which most servers do not need
 
             return FileContent(await MediaFetcher(self._sites).fetch(source.url), "")
         loop = asyncio.get_running_loop()
@@ -147,24 +147,24 @@ class MediaLoader:
 
 
 def _hints(source: Source, stored_name: str, support: MediaSupport) -> DocumentHints:
-    """Return what the request says about a document before its bytes are read."""
-    written = stored_name
+    """Return the request's description of a document."""
+    name = stored_name
     if isinstance(source, MediaUrl):
         declared = source.url[len(_DATA) :].partition(",")[0] if source.url.startswith(_DATA) else ""
-        written = declared if media_type_of(declared) else source.name
+        name = declared if media_type_of(declared) else source.name
     low_detail = isinstance(source, MediaUrl | StoredFile) and source.low_detail
-    return DocumentHints(media_type_of(written), "image" in support.kinds, low_detail)
+    return DocumentHints(media_type_of(name), "image" in support.kinds, low_detail)
 
 
-class _Held:
-    """How much is decoded and still in use. Safe in any thread."""
+class _MemoryUse:
+    """Counts the decoded bytes that are still in use. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # bitmaps go wherever the interpreter happens to be
+        self._lock = threading.RLock()  # a bitmap may be garbage-collected while its thread holds the lock
         self._n_bytes = 0
 
     def check(self) -> None:
-        """Raises `QueueFull`."""
+        """Raise `QueueFull` if the limit is reached."""
         if self._n_bytes >= MAX_HELD_BYTES:
             raise QueueFull("the memory for decoded media is in use by other requests", 1, "media_full")
 
@@ -179,9 +179,7 @@ class _Held:
 
 
 def check_shown(bitmaps: Sequence[Bitmap]) -> None:
-    """Raise `InvalidRequest` if one prompt contains more media than a request may send. A part that the prompt repeats
-    is copied each time.
-    """
+    """Raise `InvalidRequest` if a prompt contains more media than a request may send. Repetitions count."""
     if len(bitmaps) > MAX_FILES:
         raise InvalidRequest(f"a prompt may show at most {MAX_FILES} files, this one shows {len(bitmaps)}")
     if sum(len(each.data) for each in bitmaps) > MAX_DECODED_BYTES:
@@ -189,10 +187,9 @@ def check_shown(bitmaps: Sequence[Bitmap]) -> None:
 
 
 def inline(url: str, *, any_type: bool = False) -> bytes:
-    """Return the file in a ``data:`` URL, or in base64 alone (tools/server/server-common.cpp, handle_media).
+    """Return the file in a ``data:`` URL or in plain base64 (tools/server/server-common.cpp, handle_media).
 
-    `any_type`: whether the URL may have another type than an image's, audio's or video's. Raises `Unreadable`, in
-    llama-server's words where it has some.
+    ``any_type``: allow types besides image, audio and video. Raises `Unreadable`, with llama-server's messages.
     """
     text = url
     if url.startswith(_DATA):
@@ -204,16 +201,16 @@ def inline(url: str, *, any_type: bool = False) -> bytes:
         if not head.endswith("base64"):
             raise Unreadable("uri must be base64 encoded")
     try:
-        found = base64.b64decode(_padded("".join(text.split())), validate=True)
+        data = base64.b64decode(_padded("".join(text.split())), validate=True)
     except (binascii.Error, ValueError):
-        found = b""
-    if not found:
+        data = b""
+    if not data:
         raise Unreadable("Invalid base64 value")
-    return found
+    return data
 
 
 def _padded(text: str) -> str:
-    """Some clients leave the end out, and others use the alphabet of addresses."""
+    """Return standard base64, because some clients omit the padding or use the URL-safe alphabet."""
     text = text.rstrip("=").replace("-", "+").replace("_", "/")
     return text + "=" * (-len(text) % 4)
 
@@ -223,22 +220,23 @@ def _is_fetched(source: Source) -> bool:
 
 
 def _within_limits(media: Iterable[Media]) -> dict[Source, Media]:
-    """Return each distinct source, as required if any of its uses is. Above the limit, the oldest spare sources are
-    dropped. Raises `InvalidRequest`.
+    """Return each distinct source, which is only optional if all its parts are.
+
+    Above the limit, the oldest optional sources are omitted. Raises `InvalidRequest` if that is not enough.
     """
-    wanted: dict[Source, Media] = {}
-    for each in media:
-        if each.source is not None and (each.source not in wanted or not each.spare):
-            wanted[each.source] = each
-    _leave_out(wanted, list(wanted), MAX_FILES, "files")
-    _leave_out(wanted, [source for source in wanted if _is_fetched(source)], MAX_LINKS, "addresses of files")
-    return wanted
+    parts: dict[Source, Media] = {}
+    for part in media:
+        if part.source is not None and (part.source not in parts or not part.optional):
+            parts[part.source] = part
+    _omit_optional(parts, list(parts), MAX_FILES, "files")
+    _omit_optional(parts, [source for source in parts if _is_fetched(source)], MAX_LINKS, "addresses of files")
+    return parts
 
 
-def _leave_out(wanted: dict[Source, Media], found: Sequence[Source], most: int, what: str) -> None:
-    n_over = len(found) - most
-    spare = [source for source in found if wanted[source].spare]
-    if n_over > len(spare):
-        raise InvalidRequest(f"a request may have at most {most} {what}, this one has {len(found)}")
-    for source in spare[: max(n_over, 0)]:
-        del wanted[source]
+def _omit_optional(parts: dict[Source, Media], sources: Sequence[Source], limit: int, name: str) -> None:
+    n_over = len(sources) - limit
+    optional = [source for source in sources if parts[source].optional]
+    if n_over > len(optional):
+        raise InvalidRequest(f"a request may have at most {limit} {name}, this one has {len(sources)}")
+    for source in optional[: max(n_over, 0)]:
+        del parts[source]

@@ -19,24 +19,24 @@ Work: TypeAlias = Callable[[bytes, Json, bytes], tuple[Json, bytes]]
 def answering(work: Work) -> Answer:
     """Return the request handler of a decoder process."""
 
-    def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
+    def answer(kind: bytes, request: bytes) -> tuple[bytes, bytes]:
         options, _, data = request.partition(b"\n")
         try:
-            found, content = work(what, json.loads(options), data)
+            description, content = work(kind, json.loads(options), data)
         except Unreadable as fault:
             return UNREADABLE, str(fault).encode()
-        return what, json.dumps(found).encode() + b"\n" + content
+        return kind, json.dumps(description).encode() + b"\n" + content
 
     return answer
 
 
-def ask(processes: Processes, what: bytes, options: Json, data: bytes, doing: str) -> tuple[Any, bytes]:
-    """Return the answer of a process. Raises `Unreadable`. ``doing``: the work, for the message if it is stopped."""
+def ask(processes: Processes, kind: bytes, options: Json, data: bytes, task: str) -> tuple[Any, bytes]:
+    """Return the answer of a process. Raises `Unreadable`. ``task``: names the work in the error if it is stopped."""
     try:
-        kind, answer = processes.ask(what, json.dumps(options).encode() + b"\n", data)
+        status, answer = processes.ask(kind, json.dumps(options).encode() + b"\n", data)
     except Stopped as stopped:
-        raise Unreadable(f"{doing} was stopped: {stopped}") from None
-    if kind in (UNREADABLE, FAULT):
+        raise Unreadable(f"{task} was stopped: {stopped}") from None
+    if status in (UNREADABLE, FAULT):
         raise Unreadable(answer.decode(errors="replace"))
-    found, _, content = answer.partition(b"\n")
-    return json.loads(found), content
+    description, _, content = answer.partition(b"\n")
+    return json.loads(description), content

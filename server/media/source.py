@@ -9,11 +9,11 @@ from server.media.bitmap import Decoded
 
 @dataclass(frozen=True, slots=True)
 class MediaUrl:
-    """Where a file is: an ``http``, ``https``, ``file`` or ``data`` URL, or base64 alone, as the client wrote it."""
+    """An ``http``, ``https``, ``file`` or ``data`` URL, or plain base64, as the client sent it."""
 
     url: str
-    name: str = ""  # the file's name or media type, if the client gives one
-    low_detail: bool = False  # show its pages as small images
+    name: str = ""  # the file's name or media type, if the client specifies it
+    low_detail: bool = False  # scale page images down
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +35,35 @@ class FileContent:
 StoredFiles: TypeAlias = Callable[[str], Awaitable[FileContent | None]]
 """Returns a client's stored file by its id; None if the client has no such file."""
 Source: TypeAlias = bytes | MediaUrl | StoredFile
-"""The bytes of a file, or where they are."""
+"""The bytes of a file, or their location."""
 MediaKind = Literal["image", "audio", "video", "file", "document"]
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A content part that is not plain text. It is not fetched or decoded yet."""
+    """A content part that is not plain text, before it is fetched or decoded."""
 
     kind: MediaKind  # the content of a ``file`` determines the actual one
-    what: str = ""  # its type or name; of a document its name or title
+    what: str = ""  # its type or name; the name or title of a document
     at: str = ""
-    source: Source | None = field(default=None, repr=False)  # None if no model can be shown this part
-    spare: bool = False  # it may be omitted if it can't be loaded
+    source: Source | None = field(default=None, repr=False)  # None if no model supports this part
+    optional: bool = False  # it may be omitted if it can't be loaded
     context: str = ""  # the client's description of a document
 
     @property
     def placeholder(self) -> str:
         """Return the text that replaces this part in the prompt of a model that can't process it."""
-        return self._instead("this model takes none")
+        return self._replacement("this model takes none")
 
     @property
     def lost(self) -> str:
         """Return the text that replaces this part if it could not be loaded."""
-        return self._instead("it could not be read")
+        return self._replacement("it could not be read")
 
-    def _instead(self, reason: str) -> str:
+    def _replacement(self, reason: str) -> str:
         return f"[{self.kind}{f' {self.what}' if self.what else ''}: not shown, {reason}]"
 
 
 LoadedMedia: TypeAlias = Mapping[Source, Decoded]
-"""The files of a request that its model can be shown, decoded."""
+"""The decoded files of a request that its model supports."""
 NO_MEDIA: LoadedMedia = {}

@@ -1,7 +1,7 @@
-"""Frames of a video, by FFmpeg's libraries (PyAV, the extra ``video``): those that llama-server has from ffmpeg
-(tools/mtmd/mtmd-helper.cpp, mtmd_helper_video), so many a second.
+"""Decodes videos with FFmpeg's libraries (PyAV, the extra ``video``) to the frames that llama-server gets from ffmpeg
+at a frame rate (tools/mtmd/mtmd-helper.cpp, mtmd_helper_video).
 
-Not for the server's process: `decode` runs it elsewhere.
+Only runs in a process of `decode`.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ from server.sandbox.worker import Answer
 
 _LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.split(".")[0]) < 19 else {}
 """Metadata need not be UTF-8. PyAV 19, which Python 3.12 and later install, accepts it unchanged."""
-_DEMUXERS = {"MP4": "mov", "Matroska": "matroska", "AVI": "avi"}  # none that could lead to other files
+_DEMUXERS = {"MP4": "mov", "Matroska": "matroska", "AVI": "avi"}  # none of them can open other files
 
 
 def answerer() -> Answer:
     av.logging.set_level(None)
-    # The sandbox forbids libraries from loading files later.
+    # Decode once, because the sandbox later denies loading libraries.
     _frames(b"", {"form": "Matroska", "fps": 1.0, "pixels": 256, "frames": 9, "video_bytes": 1 << 20}, _sample())
     return answering(_frames)
 
@@ -44,14 +44,14 @@ def _sample() -> bytes:
     return file.getvalue()
 
 
-def _frames(_: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
+def _frames(_: bytes, options: Json, data: bytes) -> tuple[Json, bytes]:
     """Return frames per second, their size, whether there is an audio track, and the RGB bytes of each frame."""
-    fps, max_pixels, max_frames, max_bytes = (wanted[key] for key in ("fps", "pixels", "frames", "video_bytes"))
+    fps, max_pixels, max_frames, max_bytes = (options[key] for key in ("fps", "pixels", "frames", "video_bytes"))
     found: list[bytes] = []
     rate, has_audio = 0.0, False
     width = height = n_bytes = 0
     try:
-        with av.open(BytesIO(data), "r", format=_DEMUXERS[wanted["form"]], **_LENIENT) as container:
+        with av.open(BytesIO(data), "r", format=_DEMUXERS[options["form"]], **_LENIENT) as container:
             stream, has_audio = next(iter(container.streams.video), None), bool(container.streams.audio)
             if stream is None:
                 raise Unreadable("it has no frames")
@@ -62,7 +62,7 @@ def _frames(_: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
                 raise Unreadable(f"it is a video of {shown}, at most {max_pixels} are possible")
             rate = fps if fps > 0 else float(stream.base_rate or 0)
             if not rate:
-                raise Unreadable("it does not say how many frames a second it has")
+                raise Unreadable("it does not specify its frame rate")
             for frame in _at_rate(container.decode(stream), stream, rate):
                 height, width, _ = frame.shape
                 found.append(frame.tobytes())
@@ -80,7 +80,7 @@ def _frames(_: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
 
 
 def _at_rate(decoded: Iterator[VideoFrame], stream: VideoStream, rate: float) -> Iterator[NDArray[np.uint8]]:
-    """Yield frames at a constant rate, (height, width, 3), upright."""
+    """Yield upright frames at a constant rate, of shape (height, width, 3)."""
     stream.thread_type = "NONE"
     stream.codec_context.thread_count = 1
     graph = av.filter.Graph()
@@ -101,7 +101,7 @@ def _at_rate(decoded: Iterator[VideoFrame], stream: VideoStream, rate: float) ->
 
 
 def _pulled(graph: av.filter.Graph, rotation: float) -> Iterator[NDArray[np.uint8]]:
-    """Return the frames that the filter graph has ready, rotated counterclockwise by this many degrees."""
+    """Yield the frames that the filter graph has ready, rotated counterclockwise by this many degrees."""
     while True:
         try:
             frame = graph.vpull()

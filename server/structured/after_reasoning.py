@@ -1,7 +1,7 @@
 """A constraint that starts after the reasoning and the markup that the chat format puts before the reply.
 
 llama-server includes both in its grammars (common/chat-auto-parser-generator.cpp, analyze_reasoning::build_parser;
-common/parsers/gpt-oss.cpp); here they have a grammar of their own, which precedes any constraint.
+common/parsers/gpt-oss.cpp). Here they have a separate grammar, which precedes any constraint.
 """
 
 from copy import copy
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from server.structured.constraint import Constraint
 from server.vocab import Vocab
 
-if TYPE_CHECKING:  # llguidance takes its time to import
+if TYPE_CHECKING:  # importing llguidance takes time
     from server.structured.grammar.matcher import MatcherConstraint
 
 
 class AfterReasoning:
-    """Accepts what `framing` accepts, then what `inner` accepts. As long as the text fits both, either may follow.
+    """Accepts what `framing` accepts, then what `inner` accepts. While the text matches both, either may continue.
 
-    ``framing``: the grammar of the reasoning and the markup, to which each token belongs as a whole. ``opening``: the
-    opening tag, after which there is reasoning and no reply.
+    ``framing``: the grammar of the reasoning and the markup; each token is either completely inside or outside of it.
+    ``opening``: the opening tag, after which the text is reasoning and not the reply.
     """
 
     __slots__ = ("_framing", "_inner", "_opening", "_reply", "_start", "_vocab")
@@ -27,13 +27,13 @@ class AfterReasoning:
         self._inner, self._vocab, self._opening = inner, vocab, opening.lstrip()
         self._framing: MatcherConstraint | None = framing
         self._reply = inner.fork() if framing.complete else None
-        self._start: bytes | None = b""  # the text, as long as the opening tag may follow
+        self._start: bytes | None = b""  # the text while it may be a prefix of the opening tag
 
     def fork(self) -> "AfterReasoning":
-        made = copy(self)
-        made._framing = None if self._framing is None else self._framing.fork()
-        made._reply = None if self._reply is None else self._reply.fork()
-        return made
+        fork = copy(self)
+        fork._framing = None if self._framing is None else self._framing.fork()
+        fork._reply = None if self._reply is None else self._reply.fork()
+        return fork
 
     def allows(self, token: int) -> bool:
         return self._frames(token) or (self._reply is not None and self._reply.allows(token))

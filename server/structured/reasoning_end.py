@@ -1,8 +1,8 @@
 """Ends reasoning early: at its token budget, or on a client's request (`reasoning_control`).
 
-The end is forced into the output as if the model had generated it: a closing message, if there is one, and the
-closing tag. As in llama.cpp's common/reasoning-budget.cpp, tokens after the opening tag count, including those of
-the prompt. No character is cut, and reasoning that opens again has a new budget.
+The end is forced into the output as if the model had generated it: an optional closing message and the closing tag.
+As in llama.cpp's common/reasoning-budget.cpp, tokens after the opening tag count, including those of the prompt. No
+character is truncated, and further reasoning has a new budget.
 """
 
 import codecs
@@ -16,27 +16,30 @@ from server.errors import InvalidRequest
 from server.structured.constraint import Constraint, n_mask_bytes
 from server.vocab import Vocab
 
-if TYPE_CHECKING:  # llguidance takes its time to import
+if TYPE_CHECKING:  # importing llguidance takes time
     from server.structured.grammar.matcher import MatcherConstraint
 
 UNLIMITED = -1
 
 
 class ReasoningSwitch:
-    """Shared by all choices of a chat. Only `end` is called from another thread than the step thread. ``heard`` is
-    called with it, where the chat is generated in another process."""
+    """Ends reasoning on request; shared by all choices of a chat.
 
-    __slots__ = ("heard", "n_calls")
+    Only `end` may be called outside of the step thread. ``on_end``: also called by `end`, to forward it to the process
+    that generates the chat.
+    """
+
+    __slots__ = ("n_calls", "on_end")
 
     def __init__(self) -> None:
         self.n_calls = 0
-        self.heard: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
 
     def end(self) -> None:
         """End the current reasoning. Later reasoning is not affected."""
         self.n_calls += 1
-        if self.heard is not None:
-            self.heard()
+        if self.on_end is not None:
+            self.on_end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class ReasoningBudget:
         message = tokens(self.message)
         if not vocab.eog.isdisjoint(message):
             raise _wrong_message("must hold no token that ends the reply")
-        made = ReasoningEnd(
+        constraint = ReasoningEnd(
             inner=inner,
             vocab=vocab,
             opening=opening.encode().lstrip(),
@@ -83,8 +86,8 @@ class ReasoningBudget:
             switch=switch or ReasoningSwitch(),
         )
         if begun is not None:
-            made.think(len(tokens(begun)))
-        return made
+            constraint.enter_reasoning(len(tokens(begun)))
+        return constraint
 
 
 def _wrong_message(reason: str) -> InvalidRequest:
@@ -94,8 +97,8 @@ def _wrong_message(reason: str) -> InvalidRequest:
 
 class _State(Enum):
     START = 0  # only whitespace and a part of the opening tag so far
-    THINKING = 1
-    ENDING = 2  # waits for the end of a character
+    REASONING = 1
+    ENDING = 2  # waits until the current character is complete
     ANSWER = 3
 
 
@@ -112,70 +115,70 @@ class ReasoningEnd:
     reopening: tuple[int, ...]  # the tokens that open further reasoning later, () for none
     switch: ReasoningSwitch
     _state: _State = _State.START
-    _due: tuple[int, ...] = ()  # the next tokens, if they are forced
-    _n_thought: int = 0
-    _n_seen: int = 0  # calls of the switch
+    _pending: tuple[int, ...] = ()  # forced tokens that are not generated yet
+    _n_reasoning: int = 0  # tokens
+    _n_seen: int = 0  # calls of the switch that were handled
     _tail: bytes = b""
     _recent: tuple[int, ...] = ()
 
     def fork(self) -> "ReasoningEnd":
-        made = copy(self)
-        made.inner = None if self.inner is None else self.inner.fork()
-        return made
+        fork = copy(self)
+        fork.inner = None if self.inner is None else self.inner.fork()
+        return fork
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may be next. Also checks the switch."""
         if self._n_seen != self.switch.n_calls:
             self._n_seen = self.switch.n_calls
-            if self._state is _State.THINKING:
+            if self._state is _State.REASONING:
                 self._state = _State.ENDING
-        if self._state is _State.ENDING and not _cuts_character(self._tail):
-            self._state, self._due = _State.ANSWER, self.forced
-        if self._due:
-            return token == self._due[0]
+        if self._state is _State.ENDING and not _is_inside_character(self._tail):
+            self._state, self._pending = _State.ANSWER, self.forced
+        if self._pending:
+            return token == self._pending[0]
         return self.inner is None or self.inner.allows(token)
 
     def mask(self) -> "memoryview | bytes | bytearray":
-        if not self._due and self.inner is not None:
+        if not self._pending and self.inner is not None:
             return self.inner.mask()
-        mask = bytearray((b"\0" if self._due else b"\xff") * n_mask_bytes(self.vocab.n_tokens))
-        for forced in self._due[:1]:
+        mask = bytearray((b"\0" if self._pending else b"\xff") * n_mask_bytes(self.vocab.n_tokens))
+        for forced in self._pending[:1]:
             mask[forced // 8] = 1 << forced % 8
         return mask
 
     def masked_by(self) -> "MatcherConstraint | None":
-        return None if self._due or self.inner is None else self.inner.masked_by()
+        return None if self._pending or self.inner is None else self.inner.masked_by()
 
     def accept(self, token: int) -> None:
-        # Forced markup may be what the grammar of the reasoning does not contain, such as control tokens.
-        if self.inner is not None and (not self._due or self.inner.allows(token)):
+        # Forced markup may contain tokens that the grammar of the reasoning rejects, such as control tokens.
+        if self.inner is not None and (not self._pending or self.inner.allows(token)):
             self.inner.accept(token)
-        if self._due:
-            self._due = self._due[1:]
+        if self._pending:
+            self._pending = self._pending[1:]
         elif self._state is _State.ANSWER:
-            self._reopened(token)
+            self._track_reopening(token)
         else:
-            self._read(token)
+            self._track(token)
 
     @property
     def finished(self) -> bool:
         return self.inner is not None and self.inner.finished
 
-    def think(self, n_tokens: int, tail: bytes = b"") -> None:
+    def enter_reasoning(self, n_tokens: int, tail: bytes = b"") -> None:
         """Enter reasoning of this many tokens, which ends at the budget."""
-        self._state = _State.ENDING if 0 <= self.budget <= n_tokens else _State.THINKING
-        self._n_thought, self._tail = n_tokens, tail
+        self._state = _State.ENDING if 0 <= self.budget <= n_tokens else _State.REASONING
+        self._n_reasoning, self._tail = n_tokens, tail
 
-    def _read(self, token: int) -> None:
+    def _track(self, token: int) -> None:
         text = self._tail + self.vocab.piece(token)
-        n_tokens = self._n_thought + 1
+        n_tokens = self._n_reasoning + 1
         if self._state is _State.START:
             begun = text.lstrip()
             if not begun.startswith(self.opening):
                 self._tail = begun
                 if not self.opening.startswith(begun):
                     self._state = _State.ANSWER
-                    self._reopened(token)
+                    self._track_reopening(token)
                 return
             text, n_tokens = begun[len(self.opening) :], 0
         if any(closing in text for closing in self.closings):
@@ -185,18 +188,18 @@ class ReasoningEnd:
         if self._state is _State.ENDING:
             self._tail = tail
         else:
-            self.think(n_tokens, tail)
+            self.enter_reasoning(n_tokens, tail)
 
-    def _reopened(self, token: int) -> None:
+    def _track_reopening(self, token: int) -> None:
         if not self.reopening:
             return
         self._recent = (*self._recent, token)[-len(self.reopening) :]
         if self._recent == self.reopening:
             self._recent = ()
-            self.think(0)
+            self.enter_reasoning(0)
 
 
-def _cuts_character(text: bytes) -> bool:
+def _is_inside_character(text: bytes) -> bool:
     """Return whether UTF-8 text ends in the middle of a character that may still be completed."""
     decoder = codecs.getincrementaldecoder("utf-8")("ignore")
     decoder.decode(text[-3:])

@@ -1,4 +1,4 @@
-"""The grammar of a custom tool's input, and how it is written into the Lark grammar of the call around it."""
+"""The grammar of a custom tool's input, embedded in the Lark grammar of a call."""
 
 import json
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ class TextGrammar:
         return self._element(escaped=True, end='"', never=['"'])
 
     def up_to(self, end: str, never: Sequence[str]) -> str:
-        """Return the Lark element for such a text as it is, before `end` ("": before a control token).
+        """Return the Lark element for such a text without escapes, before `end` ("": before a control token).
 
-        ``never``: texts that it must not contain. If `end` is among them, its first occurrence ends the text.
+        ``never``: texts that it must not contain. If it includes `end`, the first occurrence of `end` ends the text.
         """
         return self._element(end=end, never=list(never))
 

@@ -5,7 +5,7 @@ Only what a template can't show according to `capabilities` is changed. Besides 
 
 - A later system message becomes marked text of an adjacent message. Moved to the start, it would change the prompt from
   there on and invalidate the cached prefix.
-- Arguments of a call that are no JSON object (a limit truncated them) are closed, or become the value of one member.
+- Arguments of a call that are not a JSON object (truncated by a limit) are closed, or become the value of one member.
 - A turn of several calls becomes turns of one call; text next to a call becomes a separate message.
 - If roles must alternate, two messages of one role are merged, and an empty message separates others.
 
@@ -26,8 +26,8 @@ from server.templates.capabilities import EFFORTS, Capabilities
 _Messages = list[dict[str, Any]]
 
 PREAMBLE_MARK = f"preamble-{token_hex(8)}:"
-"""Begins a message of its own with text before a call (`ChatFormat.with_preambles`). It is secret."""
-_JOINT = "\n\n"
+"""Marks a separate message with text before a call (`ChatFormat.with_preambles`). Random, so clients can't send it."""
+_SEPARATOR = "\n\n"
 _SYSTEM = ("system", "developer")
 _NINE = re.compile(r"[0-9A-Za-z]{9}")
 _UNNAMED = "a call without an id: "
@@ -39,15 +39,15 @@ def adapt(
     caps: Capabilities,
     *,
     tools: bool = False,
-    opens: bool = True,
+    opened: bool = True,
     continued: bool = False,
     preamble: str = "",
 ) -> list[dict[str, Any]]:
     """Return copies of the messages in a form that a template with those capabilities can show.
 
-    ``tools``: the template also gets tools. ``opens``: the prompt ends with the start of an assistant turn.
+    ``tools``: the template also gets tools. ``opened``: the prompt ends with the start of an assistant turn.
     ``continued``: the prompt continues the last message, which is kept even if it is empty. ``preamble``: markup that
-    ends reasoning and starts text before a call. With it, such a text in a message of its own begins with
+    ends reasoning and starts text before a call; if it is set, a separate message with such a text starts with
     `PREAMBLE_MARK`.
     """
     adapted = [_message(message, caps) for message in messages]
@@ -58,15 +58,16 @@ def adapt(
     adapted = _with_first_system(_with_late_systems(adapted, caps), caps)
     adapted = _with_calls(adapted, caps, preamble)
     adapted = _in_turn(adapted, caps, tools=tools)
-    if not adapted or (opens and not continued and not caps.call_last and "tool_calls" in adapted[-1]):
+    if not adapted or (opened and not continued and not caps.call_last and "tool_calls" in adapted[-1]):
         adapted.append({"role": "user", "content": caps.filler})
     return [_with_content(message, caps) for message in adapted]
 
 
-def formed(messages: Sequence[TemplateMessage], caps: Capabilities) -> list[dict[str, Any]]:
-    """Return copies of the messages in the template's form, with the conversation as it is.
+def in_template_form(messages: Sequence[TemplateMessage], caps: Capabilities) -> list[dict[str, Any]]:
+    """Return copies of the messages in the template's form, without changing the conversation.
 
-    The form is what Hugging Face's users write themselves: content as text or parts, arguments as an object or text.
+    The form is content as text or as parts, and arguments as an object or as text. Users of transformers write it
+    themselves.
     """
     adapted = []
     for given in messages:
@@ -77,10 +78,10 @@ def formed(messages: Sequence[TemplateMessage], caps: Capabilities) -> list[dict
     return _with_ids(adapted, caps)
 
 
-def labelled(messages: Sequence[TemplateMessage]) -> tuple[list[dict[str, Any]], list[str], list[int]]:
-    """Return the same conversation with a short word for each text and each call's arguments.
+def with_words(messages: Sequence[TemplateMessage]) -> tuple[list[dict[str, Any]], list[str], list[int]]:
+    """Return the conversation with a unique word instead of each text and each call's arguments.
 
-    Also return these words, and which of them begin a system message that is not the first message.
+    Also return these words, and the indexes of words that start a system message after the first message.
     """
     words: list[str] = []
     late: list[int] = []
@@ -112,30 +113,30 @@ def _with_word(call: Mapping[str, Any], word: str) -> dict[str, Any]:
 
 
 def adapted_effort(effort: str, caps: Capabilities) -> str:
-    """Return the nearest effort that the template accepts, the greater of two; unknown words are unchanged."""
+    """Return the nearest effort that the template accepts, the higher one of two; unknown values are unchanged."""
     if effort not in EFFORTS or effort in caps.efforts:
         return effort
-    wanted = EFFORTS.index(effort)
-    return min(caps.efforts, key=lambda known: (abs(EFFORTS.index(known) - wanted), -EFFORTS.index(known)))
+    level = EFFORTS.index(effort)
+    return min(caps.efforts, key=lambda known: (abs(EFFORTS.index(known) - level), -EFFORTS.index(known)))
 
 
 def text_of(content: Any) -> str:
-    """Return content as one string; text parts are joined by new lines, as in llama-server."""
+    """Return content as one string. Text parts are joined with newlines, as in llama-server."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content)
     return content or ""
 
 
-def joined(contents: Iterable[Any], joint: str = _JOINT) -> Any:
-    """Concatenate contents; `joint` separates adjacent texts."""
+def joined(contents: Iterable[Any], separator: str = _SEPARATOR) -> Any:
+    """Concatenate contents; `separator` separates adjacent texts."""
     given = [content for content in contents if content]
     if all(isinstance(content, str) for content in given):
-        return joint.join(given)
+        return separator.join(given)
     texts: list[list[str]] = []
     for content in given:
         first, *rest = ([part["text"]] for part in _parts(content))
         if texts:
-            texts[-1] += (joint, *first)
+            texts[-1] += (separator, *first)
         else:
             texts.append(first)
         texts += rest
@@ -154,7 +155,7 @@ def _message(given: TemplateMessage, caps: Capabilities) -> dict[str, Any]:
     if message.get("content") is None:
         message["content"] = ""
     if message.get("reasoning_content"):
-        message["thinking"] = message["reasoning_content"]  # Hugging Face uses both names; gpt-oss reads this
+        message["thinking"] = message["reasoning_content"]  # transformers uses both names; gpt-oss reads this one
     if not message.get("tool_calls"):
         message.pop("tool_calls", None)
     return message
@@ -172,7 +173,7 @@ def _with_late_systems(messages: _Messages, caps: Capabilities) -> _Messages:
     """Join later system messages to the first one, or make them text of an adjacent message."""
     n_first = next((at for at, each in enumerate(messages) if each.get("role") not in _SYSTEM), len(messages))
     first, rest = messages[:n_first], messages[n_first:]
-    if len(first) > 1 and not (caps.systems_in_a_row and (caps.late_system or _systems_come_first(first))):
+    if len(first) > 1 and not (caps.consecutive_systems and (caps.late_system or _systems_come_first(first))):
         first = [{**first[0], "content": joined(message["content"] for message in first)}]
     if caps.late_system:
         return [*first, *rest]
@@ -181,7 +182,7 @@ def _with_late_systems(messages: _Messages, caps: Capabilities) -> _Messages:
     unanswered = 0  # calls after the last result, if a turn of several calls becomes several turns
     for is_system, group in groupby(rest, lambda message: message.get("role") in _SYSTEM):
         if is_system:
-            text = _JOINT.join(f"<system>\n{text_of(message['content'])}\n</system>" for message in group)
+            text = _SEPARATOR.join(f"<system>\n{text_of(message['content'])}\n</system>" for message in group)
             last = adapted[-1].get("role") if adapted else ""
             if last == "user" or (last == "tool" and unanswered <= 0):
                 adapted[-1] = {**adapted[-1], "content": joined((adapted[-1]["content"], text))}
@@ -213,7 +214,7 @@ def _with_first_system(messages: _Messages, caps: Capabilities) -> _Messages:
     first, *rest = messages
     if not rest or rest[0].get("role") != "user":
         return [{"role": "user", "content": first["content"]}, *rest]
-    content = joined((first["content"], rest[0]["content"]), caps.system_joint)
+    content = joined((first["content"], rest[0]["content"]), caps.system_separator)
     return [{**rest[0], "content": content}, *rest[1:]]
 
 
@@ -230,7 +231,7 @@ def _with_calls(messages: _Messages, caps: Capabilities, preamble: str) -> _Mess
             end = next((i for i in range(at, len(messages)) if messages[i].get("role") != "tool"), len(messages))
             adapted += _turn(message, messages[at:end], caps, preamble, is_latest=at > last_answer)
             at = end
-        elif message.get("role") == "tool" and not caps.lone_results and not _follows_call(adapted):
+        elif message.get("role") == "tool" and not caps.results_without_calls and not _follows_call(adapted):
             adapted.append(result_as_text(message, message.get("name") or "the function"))
         else:
             adapted.append(message)
@@ -247,7 +248,7 @@ def _turn(
 ) -> Iterator[dict[str, Any]]:
     """Yield a message with calls and the results that follow it."""
     calls = [_with_arguments(call, caps) for call in given["tool_calls"]]
-    if not caps.lone_results:  # a result that names neither its call nor a function is of the call at its position
+    if not caps.results_without_calls:  # a result without a known id and name belongs to the call at its position
         ids = {call.get("id") for call in calls}
         results = [
             result
@@ -257,11 +258,11 @@ def _turn(
         ]
     message = {**given, "tool_calls": calls}
     content = message["content"]
-    if content and (caps.text_beside_calls == "never" or (caps.text_beside_calls == "latest" and not is_latest)):
+    if content and (caps.text_with_calls == "never" or (caps.text_with_calls == "latest" and not is_latest)):
         yield {"role": message["role"], "content": joined((PREAMBLE_MARK, content), "") if preamble else content}
         message["content"] = ""
-    elif content and message.get("reasoning_content") and not caps.all_of_a_call:
-        reasoning = f"{message['reasoning_content']}{preamble or _JOINT}{text_of(content)}"
+    elif content and message.get("reasoning_content") and not caps.reasoning_with_call_text:
+        reasoning = f"{message['reasoning_content']}{preamble or _SEPARATOR}{text_of(content)}"
         message |= {"content": "", "reasoning_content": reasoning, "thinking": reasoning}
     if len(calls) < 2 or caps.parallel_tool_calls:
         yield message
@@ -278,12 +279,12 @@ def _turn(
 def _answers(calls: Sequence[TemplateMessage], results: _Messages) -> list[_Messages]:
     """Return the results of each call, by id, otherwise by position; the last list has the results without a call."""
     answers: list[_Messages] = [[] for _ in range(len(calls) + 1)]
-    places = {call.get("id"): number for number, call in enumerate(calls)}
+    by_id = {call.get("id"): number for number, call in enumerate(calls)}
     for number, result in enumerate(results):
-        place = min(number, len(calls))
-        if len(places) == len(calls):
-            place = places.get(result.get("tool_call_id"), place)
-        answers[place].append(result)
+        index = min(number, len(calls))
+        if len(by_id) == len(calls):
+            index = by_id.get(result.get("tool_call_id"), index)
+        answers[index].append(result)
     return answers
 
 
@@ -333,10 +334,10 @@ def _with_arguments(call: Mapping[str, Any], caps: Capabilities) -> dict[str, An
 
 def _in_turn(messages: _Messages, caps: Capabilities, *, tools: bool) -> _Messages:
     """Start with the user and alternate roles if the template requires it; calls and results don't count."""
-    if not caps.roles_in_a_row:
+    if not caps.consecutive_roles:
         messages = _merged(messages)
     adapted: _Messages = []
-    must_alternate = not caps.roles_in_a_row or not caps.user_after_call
+    must_alternate = not caps.consecutive_roles or not caps.user_after_call
     last = "assistant"  # the role of the last message that counts
     is_first = True
     for message in messages:
@@ -345,7 +346,7 @@ def _in_turn(messages: _Messages, caps: Capabilities, *, tools: bool) -> _Messag
             adapted.append(message)
             continue
         counts = role == "user" or (role == "assistant" and "tool_calls" not in message)
-        if is_first and not _may_begin(message, messages, caps, tools=tools):
+        if is_first and not _may_be_first(message, messages, caps, tools=tools):
             adapted.append({"role": "user", "content": caps.filler})
             last = "user"
         if counts and not is_first and role == last and must_alternate:
@@ -354,35 +355,36 @@ def _in_turn(messages: _Messages, caps: Capabilities, *, tools: bool) -> _Messag
             last = str(role)
         is_first = False
         adapted.append(message)
-    if is_first and adapted and not (_can(caps.system_alone, tools=tools) and caps.without_user):
+    if is_first and adapted and not (_is_allowed(caps.system_alone, tools=tools) and caps.without_user):
         adapted.append({"role": "user", "content": caps.filler})
     return adapted
 
 
-def _may_begin(first: TemplateMessage, messages: _Messages, caps: Capabilities, *, tools: bool) -> bool:
+def _may_be_first(first: TemplateMessage, messages: _Messages, caps: Capabilities, *, tools: bool) -> bool:
     if first.get("role") == "user":
         return True
     if not caps.without_user and all(each.get("role") != "user" for each in messages):
         return False
     if first.get("role") == "assistant" and "tool_calls" not in first:
         return caps.assistant_first
-    return _can(caps.call_first, tools=tools)
+    return _is_allowed(caps.call_first, tools=tools)
 
 
-def _can(when: str, *, tools: bool) -> bool:
+def _is_allowed(when: str, *, tools: bool) -> bool:
     return when == "always" or (when == "without tools" and not tools)
 
 
 def _merged(messages: _Messages) -> _Messages:
+    """Merge consecutive messages of the user or the assistant."""
     adapted: _Messages = []
     for role, group in groupby(messages, lambda each: "" if "tool_calls" in each else each.get("role")):
-        said = list(group)
-        if len(said) < 2 or role not in ("user", "assistant"):
-            adapted += said
+        run = list(group)
+        if len(run) < 2 or role not in ("user", "assistant"):
+            adapted += run
             continue
-        both = {**said[0], "content": joined(message["content"] for message in said)}
-        reasoning = _JOINT.join(filter(None, (message.get("reasoning_content") for message in said)))
-        adapted.append({**both, "reasoning_content": reasoning, "thinking": reasoning} if reasoning else both)
+        merged = {**run[0], "content": joined(message["content"] for message in run)}
+        reasoning = _SEPARATOR.join(filter(None, (message.get("reasoning_content") for message in run)))
+        adapted.append({**merged, "reasoning_content": reasoning, "thinking": reasoning} if reasoning else merged)
     return adapted
 
 

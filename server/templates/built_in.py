@@ -11,7 +11,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent / "built_in_sources"
 CHATML = "chatml"
 _FORMATS = {
-    # The call formats of the models; the templates themselves have neither tools nor calls.
+    # The call formats of the models. The templates themselves render neither tools nor calls.
     "chatglm4": "glm4",
     "command-r": "command-r-plus",
     "deepseek3": "deepseek",
@@ -54,11 +54,11 @@ def format_of(name: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Return whether it is probably meant as a name: Jinja2 source without a tag renders itself."""
+    """Return whether the text is probably a name and not Jinja2 source, which has tags."""
     return bool(text) and "{" not in text
 
 
 def complaint(text: str) -> str:
-    """Return the error of a text that is neither a name nor shows any message, with the nearest name."""
+    """Return the error for a text that is neither a template's name nor shows messages, with the nearest name."""
     near = difflib.get_close_matches(text.lower(), names(), n=1, cutoff=0.0)
     return f"{text[:80]!r} is the prompt of every chat; no built-in template has that name (nearest: {near[0]})"

@@ -1,8 +1,8 @@
-"""What a template can render, found by rendering probes.
+"""Detects what a template can render, by rendering probes.
 
-llama.cpp (common/jinja/caps.cpp) records which values its interpreter reads. Here the output of short chats is searched
-for their texts instead, with the same result for every template in llama.cpp's models/templates. `adaptation` converts
-what a template can't show.
+llama.cpp (common/jinja/caps.cpp) records which values its interpreter reads. Here, short chats are rendered and the
+output is searched for their texts, with the same result for every template in llama.cpp's models/templates.
+`adaptation` converts what a template can't show.
 """
 
 import json
@@ -25,12 +25,12 @@ _NEEDLE = "needle7351"
 _NAMES_DEVELOPER = re.compile(r"""['"]developer['"]""")
 _FOREIGN_ID = "toolu_01AbCdEfGhIjKlMnOpQrStUv"
 _ROLES = ("system", "user", "assistant", "tool")
-_MARKUP = 40  # characters before a text that may show it as part of a printed list
+_MARKUP = 40  # characters before a text that are searched for the start of a printed list
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a template can show; "shown" means: every text, in order."""
+    """What a template can show. "Shown" means that the prompt contains every text, in order."""
 
     system: bool
     developer: bool  # the role is distinguished from ``system``
@@ -42,23 +42,23 @@ class Capabilities:
     object_arguments: bool  # a call's arguments must be an object; their JSON text is quoted or not shown
     thinking: bool  # ``enable_thinking`` changes the prompt, or a message's reasoning is shown
     reasoning_tags: tuple[str, str]  # the markup around reasoning, with white space; "" if the template shows none
-    all_of_a_call: bool = True  # a message with calls may have reasoning and content, too; gpt-oss accepts one of them
+    reasoning_with_call_text: bool = True  # a message with calls may have both reasoning and content (not in gpt-oss)
     preserve_reasoning: bool = False  # reasoning of earlier turns can be kept in the prompt
     reasoning_effort: bool = False  # that variable changes the prompt
     efforts: tuple[str, ...] = EFFORTS  # those that the template accepts
-    parts: Mapping[str, Literal["all", "first", "none"]] = field(default_factory=dict)  # of a list, shown by role
+    parts: Mapping[str, Literal["all", "first", "none"]] = field(default_factory=dict)  # shown parts of a list, by role
     tool_results: bool = True
     call_ids: Literal["optional", "any", "nine", "named"] = "optional"
-    """Any or none; any; nine letters and digits (Mistral); or with the function's name, which is shown nowhere else
-    (Kimi K2's first template: ``functions.NAME:0``).
+    """The form of ids: any or none; any; nine letters and digits (Mistral); with the function's name, which is not
+    shown elsewhere (Kimi K2's first template: ``functions.NAME:0``).
     """
-    text_beside_calls: Literal["always", "latest", "never"] = "always"  # latest: until an answer follows (gpt-oss)
-    lone_results: bool = True  # a result without a call is shown
+    text_with_calls: Literal["always", "latest", "never"] = "always"  # latest: only until an answer follows (gpt-oss)
+    results_without_calls: bool = True  # a result without a call is shown
     steady_system: bool = True  # the first system message keeps its position
-    system_joint: str = "\n"  # between it and the user's text if the template joins both
-    systems_in_a_row: bool = True  # at the start
-    late_system: bool = True  # system messages after other messages
-    roles_in_a_row: bool = True  # two messages of the user, two of the assistant
+    system_separator: str = "\n"  # between it and the user's text if the template joins both
+    consecutive_systems: bool = True  # several system messages at the start are shown
+    late_system: bool = True  # system messages after other messages are shown
+    consecutive_roles: bool = True  # consecutive messages of the user or the assistant are accepted
     assistant_first: bool = True  # the chat may start with an answer
     call_first: When = "always"
     without_user: bool = True
@@ -66,16 +66,16 @@ class Capabilities:
     user_after_call: bool = True  # a user message may follow an unanswered call
     call_last: bool = True  # an assistant turn may start after its own call
     empty_answer: bool = True
-    filler: str = ""  # the content of messages that are added because the template requires that role
+    filler: str = ""  # the content of messages that are added because the template requires their role
 
 
 def probe(render: Render, source: str) -> Capabilities:
-    """Render probes; what the template rejects is not supported. Raises `RenderStopped`."""
+    """Render probes. A probe that the template rejects is not supported. Raises `RenderStopped`."""
     return _Probe(render, source).capabilities()
 
 
 class _Probe:
-    """Renders chats of short texts that occur nowhere else with one template."""
+    """Renders short chats with one template. Their texts occur nowhere else."""
 
     def __init__(self, render: Render, source: str) -> None:
         self._render, self._source = render, source
@@ -90,7 +90,7 @@ class _Probe:
         system = shows("system user") or not self._strings
         developer = _NAMES_DEVELOPER.search(self._source) is not None and shows("developer user")
         objects, texts = self._called({_NEEDLE: "v"}), self._called('{"' + _NEEDLE + '": "v"}')
-        self._objects = _NEEDLE in objects and f"'{_NEEDLE}'" not in objects  # not as Python prints an object
+        self._objects = _NEEDLE in objects and f"'{_NEEDLE}'" not in objects  # not printed as a Python object
         calls = _NEEDLE in objects or _NEEDLE in texts
         histories = ([user], [self._message("system", "s"), user])
         shown_reasoning, in_a_row = self._reasoning(), shows("user user assistant assistant user")
@@ -109,22 +109,22 @@ class _Probe:
             thinking=len({self._try([user], enable_thinking=on) for on in (True, False)}) > 1
             or _NEEDLE in shown_reasoning,
             reasoning_tags=_reasoning_tags_in(shown_reasoning, self._source),
-            all_of_a_call=self._takes_all_of_a_call(),
+            reasoning_with_call_text=self._accepts_reasoning_with_call_text(),
             preserve_reasoning=self._preserves_reasoning(),
             reasoning_effort=len({efforts[effort] for effort in ("none", "low", "high", "max")}) > 1,
             efforts=tuple(effort for effort in EFFORTS if efforts[effort]) or EFFORTS,
             parts={role: self._n_parts(role) for role in _ROLES} if self._typed else {},
             tool_results=shows("user call result") or shows("user assistant result"),
             call_ids=self._call_ids(several=several) if calls else "optional",
-            text_beside_calls=self._text_beside_calls() if calls else "always",
-            lone_results=shows("user lost"),
+            text_with_calls=self._text_with_calls() if calls else "always",
+            results_without_calls=shows("user lost"),
             steady_system=shows("system user assistant user") and (not calls or shows("system user call result")),
-            system_joint=self._system_joint(),
-            systems_in_a_row=shows("system system user") and (not developer or shows("system developer user")),
+            system_separator=self._system_separator(),
+            consecutive_systems=shows("system system user") and (not developer or shows("system developer user")),
             late_system=shows("system user assistant system user system")
             and (not calls or shows("system user call result system"))
             and (not developer or shows("system user assistant developer user")),
-            roles_in_a_row=in_a_row,
+            consecutive_roles=in_a_row,
             assistant_first=shows("system assistant user" if system else "assistant user"),
             call_first=self._when("call result user") if calls else "always",
             without_user=shows("assistant") or (calls and shows("call result")),
@@ -147,7 +147,7 @@ class _Probe:
         return {"role": role, "content": text if self._strings or not self._typed else _parts(text)}
 
     def _shows(self, roles: str, *, tools: bool | None = None, in_order: bool = True) -> bool:
-        """Return whether a chat of these roles is shown, `in_order`. `tools` None: with tools if there is a result."""
+        """Return whether a chat of these roles is shown. `tools` None: render tools if there is a result."""
         messages: list[TemplateMessage] = []
         texts: list[str] = []
         for number, role in enumerate(roles.split()):
@@ -191,7 +191,7 @@ class _Probe:
                 return "all" if len(texts) > 1 else "first"
         return "none"
 
-    def _system_joint(self) -> str:
+    def _system_separator(self) -> str:
         """Return the white space between a system message and the user's text if the template joins both."""
         shown = self._try([self._message("system", "first1w"), self._message("user", "second2w")])
         between = shown.partition("first1w")[2].partition("second2w")[0]
@@ -226,7 +226,7 @@ class _Probe:
             return "always"
         return "without tools" if self._shows(roles, tools=False) else "never"
 
-    def _text_beside_calls(self) -> Literal["always", "latest", "never"]:
+    def _text_with_calls(self) -> Literal["always", "latest", "never"]:
         if self._shows("user both result assistant user", in_order=False):
             return "always"
         return "latest" if self._shows("user both result", in_order=False) else "never"
@@ -235,7 +235,7 @@ class _Probe:
         message = {"role": "assistant", "content": "content7351", "reasoning_content": _NEEDLE}
         return self._try([self._user, message], enable_thinking=True)
 
-    def _takes_all_of_a_call(self) -> bool:
+    def _accepts_reasoning_with_call_text(self) -> bool:
         call = {"role": "assistant", "reasoning_content": "t", "thinking": "t", "tool_calls": [self._call("1", 1)]}
         result = {"role": "tool", "content": "r", "name": "f", "tool_call_id": _id(1)}
         without, whole = (self._try([self._user, {**call, "content": text}, result]) for text in ("", "c"))
@@ -292,12 +292,12 @@ def _in_order(shown: str, texts: Sequence[str]) -> bool:
 
 
 def _shows_structure(text: str) -> bool:
-    """Return whether a list of parts was printed as a list."""
+    """Return whether the text contains a list of parts as printed by Python or JSON."""
     return "'type'" in text or '"type"' in text
 
 
 def _reasoning_tags_in(shown: str, source: str) -> tuple[str, str]:
-    """Return the markup around a message's reasoning, otherwise the tags of a template that removes reasoning."""
+    """Return the markup around a message's reasoning; if it is not shown, the tags in the template's source."""
     for opening, closing in TAGS:
         around = rf"({re.escape(opening)}\s*){_NEEDLE}(\s*{re.escape(closing)}\s*)"
         if found := re.search(around, shown):

@@ -17,17 +17,17 @@ from server.templates.capabilities import Capabilities
 Continued = bool | Literal["content", "reasoning_content"]
 """The part of the last message that ends the prompt; True: its content, or its reasoning if it has no content."""
 
-_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # templates that trim remove the space
+_MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # templates that trim texts remove the space
 
 
-def continues_reasoning(message: TemplateMessage, wanted: Continued) -> bool:
-    """Return whether reasoning ends the prompt."""
+def continues_reasoning(message: TemplateMessage, continued: Continued) -> bool:
+    """Return whether the prompt ends with reasoning."""
     reasoning, content = message.get("reasoning_content"), text_of(message.get("content"))
-    return wanted == "reasoning_content" or (wanted is True and bool(reasoning) and not content)
+    return continued == "reasoning_content" or (continued is True and bool(reasoning) and not content)
 
 
 def marked(message: dict[str, Any], *, in_reasoning: bool) -> dict[str, Any]:
-    """Return the message, in the template's form, with the mark after its content or its reasoning."""
+    """Return a message in the template's form with the mark after its content or its reasoning."""
     if in_reasoning:
         reasoning = message.get("reasoning_content", "") + _MARK
         return {**message, "reasoning_content": reasoning, "thinking": reasoning}
@@ -37,7 +37,7 @@ def marked(message: dict[str, Any], *, in_reasoning: bool) -> dict[str, Any]:
     return {**message, "content": content + _MARK}
 
 
-def cut(text: str, message: TemplateMessage, *, in_reasoning: bool) -> str | None:
+def truncate_at_mark(text: str, message: TemplateMessage, *, in_reasoning: bool) -> str | None:
     """Return the prompt up to the mark; None if the template omitted the mark or the text before it."""
     shown = message.get("reasoning_content", "") if in_reasoning else message["content"]
     last = shown[-1]["text"] if isinstance(shown, list) else shown
@@ -47,16 +47,16 @@ def cut(text: str, message: TemplateMessage, *, in_reasoning: bool) -> str | Non
     return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
 
 
-def written(
-    opening: str, message: TemplateMessage, wanted: Continued, chat_format: ChatFormat, caps: Capabilities
+def write_message(
+    opening: str, message: TemplateMessage, continued: Continued, chat_format: ChatFormat, caps: Capabilities
 ) -> str:
     """Return the start of the assistant's turn followed by the message's parts.
 
-    Reasoning is closed before content, also empty reasoning if the template itself closes it.
+    Reasoning is closed before content. Empty reasoning is also closed if the template does so.
     """
     content, reasoning = text_of(message.get("content")), message.get("reasoning_content") or ""
-    in_reasoning = continues_reasoning(message, wanted)
-    start, end, closes = _around(chat_format, caps)
+    in_reasoning = continues_reasoning(message, continued)
+    start, end, closes = _reasoning_markup(chat_format, caps)
     tag = start.strip()
     if in_reasoning and not tag:
         raise InvalidRequest(
@@ -73,8 +73,8 @@ def written(
     return opening if in_reasoning else opening + chat_format.lead + content
 
 
-def _around(chat_format: ChatFormat, caps: Capabilities) -> tuple[str, str, bool]:
-    """Return the markup before and after reasoning, "" for none, and whether empty reasoning is closed."""
+def _reasoning_markup(chat_format: ChatFormat, caps: Capabilities) -> tuple[str, str, bool]:
+    """Return the markup before and after reasoning ("" for none), and whether empty reasoning is closed."""
     tool_format, source = chat_format.tool_format, chat_format.source
     if tool_format.inline_reasoning is not None and not chat_format.has_reasoning_tags:
         return *tool_format.inline_reasoning, False

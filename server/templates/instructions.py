@@ -25,10 +25,10 @@ _MAX_DEPTH = 50  # of a schema; few templates follow it at all
 
 
 def with_tools(
-    messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], form: ToolCallSyntax
+    messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], syntax: ToolCallSyntax
 ) -> list[TemplateMessage]:
-    """Return the messages with a description of the tools at the end of the system message, or as one."""
-    example = calls_text(form, [("function_name", '{"parameter": "value"}')])
+    """Return the messages with a description of the tools, in the system message or as a new one."""
+    example = calls_text(syntax, [("function_name", '{"parameter": "value"}')])
     signatures = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = _TEXT.format(tools=signatures, example=example)
     if not messages or messages[0].get("role") not in ("system", "developer"):
@@ -37,7 +37,7 @@ def with_tools(
 
 
 def calls_as_text(
-    messages: Sequence[TemplateMessage], form: ToolCallSyntax, *, results: bool = True
+    messages: Sequence[TemplateMessage], syntax: ToolCallSyntax, *, results: bool = True
 ) -> list[TemplateMessage]:
     """Return the messages with calls and results as text; results are joined with the next user message.
 
@@ -45,7 +45,7 @@ def calls_as_text(
     """
     names: dict[str, str] = {}
     result: list[TemplateMessage] = []
-    from_user: list[TemplateMessage] = []  # results, and the user messages after them
+    from_user: list[TemplateMessage] = []  # results and the following user messages
     for message in messages:
         role = message.get("role")
         is_result = results and role == "tool"
@@ -56,23 +56,23 @@ def calls_as_text(
         result += _as_one(from_user)
         from_user = []
         if message.get("tool_calls"):
-            called = [call["function"] for call in message["tool_calls"]]
-            functions = [(each["name"], object_text(each["arguments"])) for each in called]
+            functions = [call["function"] for call in message["tool_calls"]]
+            calls = [(function["name"], object_text(function["arguments"])) for function in functions]
             names |= {call.get("id", ""): call["function"]["name"] for call in message["tool_calls"]}
             plain = {key: value for key, value in message.items() if key != "tool_calls"}
-            result.append(_with_text(plain, calls_text(form, functions)))
+            result.append(_with_text(plain, calls_text(syntax, calls)))
         else:
             result.append(message)
     return [*result, *_as_one(from_user)]
 
 
 def _as_one(messages: Sequence[TemplateMessage]) -> list[TemplateMessage]:
-    """Return the user's messages as one, or none."""
+    """Return the messages merged into one user message; [] if there are none."""
     return [{**messages[0], "content": joined(each.get("content") for each in messages)}] if messages else []
 
 
 def completed(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool with everything that templates assume: descriptions, parameters, one type per value."""
+    """Return a tool with all members that templates assume: descriptions, parameters, and one type per value."""
     function = tool["function"]
     parameters = {"type": "object", "properties": {}, **_mapping(function.get("parameters"))}
     return {**tool, "function": {"description": "", **function, "parameters": _completed_schema(parameters)}}

@@ -1,8 +1,8 @@
-"""Renders templates in separate processes that can be stopped.
+"""Renders templates in sandboxed processes that can be stopped.
 
-A template is a program that is part of a model. The sandbox of `jinja` denies it Python, but it can compute without
-end, or within one operation that holds the interpreter lock. Here that costs a process, which is replaced, and never
-blocks the event loop or the step threads.
+A template is an untrusted program. The sandbox of `jinja` denies access to Python, but a template can compute without
+end, or hold the GIL in a single operation. Here this only ends a process, which is replaced, and never blocks the event
+loop or the step threads.
 """
 
 import pickle
@@ -24,7 +24,7 @@ class IsolatedRenderer(Processes):
         super().__init__(ANSWERER, limits or WorkLimits())
 
     def render(self, source: str, *arguments: Mapping[str, Any]) -> list[str]:
-        """Render all in one request: the round trip takes as long as rendering a short chat."""
+        """Render all arguments in one request, because a round trip takes as long as rendering a short chat."""
         try:
             request = pickle.dumps((source, *arguments), pickle.HIGHEST_PROTOCOL)
         except RecursionError as error:

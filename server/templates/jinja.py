@@ -1,8 +1,7 @@
 """Renders in this process, in the sandboxed Jinja2 environment that Hugging Face templates expect (transformers,
 utils/chat_template_utils.py).
 
-A template is part of a model, so it is trusted less than code: it has no access to Python. `isolated` limits what a
-rendering costs.
+A template is an untrusted part of a model, so it has no access to Python. `isolated` limits its time and memory.
 """
 
 import json
@@ -25,13 +24,13 @@ MAX_TEXT_CHARS = 16 << 20  # of one rendering
 MAX_COMPILED = 64
 _MAX_MESSAGE = 500  # characters
 
-_CHANGES = re.compile(r"\.(append|extend|insert|pop|remove|update|setdefault|sort|reverse|clear)\(")
+_MODIFICATION = re.compile(r"\.(append|extend|insert|pop|remove|update|setdefault|sort|reverse|clear)\(")
 
 
 class GenerationTag(Extension):
-    """``{% generation %}…{% endgeneration %}`` marks the assistant's tokens for training; here it is transparent."""
+    """Renders the contents of ``{% generation %}…{% endgeneration %}``, which marks tokens for training."""
 
-    tags = {"generation"}  # noqa: RUF012 - Jinja2 declares it so
+    tags = {"generation"}  # noqa: RUF012 - as declared by Jinja2
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -39,23 +38,23 @@ class GenerationTag(Extension):
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Hugging Face's filters and functions, for a template of that source.
+    """The environment of a template with that source, with Hugging Face's filters and functions.
 
-    A few templates change lists (`.append(`), which llama-server allows and Hugging Face does not. They get copies.
+    A few templates modify lists (`.append(`), which llama-server allows and Hugging Face does not. They get copies.
     """
 
     def __init__(self, source: str) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag], autoescape=False
         )
-        self._mutable = _CHANGES.search(source) is not None
+        self._mutable = _MODIFICATION.search(source) is not None
         self.filters["tojson"] = _tojson
-        self.filters["safe"] = str  # nothing is escaped here, and `Markup` would escape what is joined to it
+        self.filters["safe"] = str  # there is no escaping, and `Markup` would escape texts that are joined to it
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
     def render(self, template: Template, arguments: dict[str, Any]) -> str:
-        """Render. Raises whatever the template raises."""
+        """Return the text. Raises any exception of the template, and `RenderFault` for a too long text."""
         if self._mutable:
             arguments = deepcopy(arguments)
         text: list[str] = []
@@ -68,14 +67,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return "".join(text)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether the template may use it. It may change lists and dicts only if it gets copies of them."""
+        """Return whether the template may use an attribute. Only a template with copies may modify lists and dicts."""
         if self._mutable:
             return SandboxedEnvironment.is_safe_attribute(self, obj, attr, value)
         return super().is_safe_attribute(obj, attr, value)
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Return JSON, unlike Jinja2's own filter without HTML escapes."""
+    """Return JSON without HTML escapes, unlike Jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, default=_listed, **options)
 
 
@@ -95,10 +94,10 @@ def _strftime_now(pattern: str) -> str:
 
 
 def render(source: str, *arguments: Mapping[str, Any]) -> list[str]:
-    """Implement `rendering.Renderer`, with copies of lists and dicts if the template changes any."""
+    """Implement `rendering.Renderer`. A template that modifies lists or dicts gets copies."""
     try:
         jinja, template = _compiled(source)
-    except Exception as error:  # whatever the source makes the compiler raise
+    except Exception as error:  # the source may make the compiler raise anything
         raise TemplateBroken(_message(error)) from error
     try:
         return [jinja.render(template, dict(each)) for each in arguments]
@@ -121,7 +120,7 @@ def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {message[:_MAX_MESSAGE]}"
 
 
-# Features that import modules on first use must run before the sandbox denies opening files.
+# Templates that use all features that import modules on first use: they run before the sandbox denies opening files.
 _WARM_UP = (
     "{% for m in messages %}{{ '\\n' ~ m.role | trim }}{{ [m] | tojson }}{{ m | pprint }}{% endfor %}"
     "{{ strftime_now('%d %b %Y') }}{{ 'a b' | wordwrap(1) | urlize | striptags }}{{ lipsum(1) }}",
@@ -134,13 +133,13 @@ _WARM_UP = (
 def answerer() -> Callable[[bytes, bytes], tuple[bytes, bytes]]:
     """Create the function that a sandbox process runs (`server.sandbox.worker`).
 
-    It takes pickled arguments of `render`. It returns a line with the lengths of the texts, then the texts.
+    The function takes pickled arguments of `render`. It returns a line with the lengths of the texts, then the texts.
     """
 
     def answer(_: bytes, request: bytes) -> tuple[bytes, bytes]:
         kind = b"t"
         try:
-            texts = render(*pickle.loads(request))  # noqa: S301 - the server's own
+            texts = render(*pickle.loads(request))  # noqa: S301 - sent by the server
             text = "\n".join((" ".join(str(len(each)) for each in texts), "".join(texts)))
         except (RenderFault, TemplateBroken) as error:
             kind, text = next(kind for kind, fault in FAULTS.items() if type(error) is fault), str(error)

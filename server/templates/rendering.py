@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 
 class RenderFault(Exception):
-    """A template failed on its arguments: ``TypeError: …``."""
+    """A template failed on its arguments. The message is like ``TypeError: …``."""
 
 
 class RenderRefusal(RenderFault):
@@ -21,7 +21,7 @@ class TemplateBroken(Exception):
 
 
 FAULTS: Mapping[bytes, type[Exception]] = {b"f": RenderFault, b"x": RenderRefusal, b"b": TemplateBroken}
-"""The kinds of a rendering process's replies besides text. The first is `server.sandbox.worker.FAULT`."""
+"""The kinds of error replies of a rendering process. The first is `server.sandbox.worker.FAULT`."""
 
 
 class Renderer(Protocol):

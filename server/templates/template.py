@@ -12,10 +12,10 @@ from typing import Any
 from server.errors import ConfigError, InvalidRequest
 from server.formats.chat_format import ChatFormat
 from server.formats.recognition import TOOL, TemplateMessage, n_common, recognise
-from server.templates.adaptation import PREAMBLE_MARK, adapt, adapted_effort, formed, labelled
+from server.templates.adaptation import PREAMBLE_MARK, adapt, adapted_effort, in_template_form, with_words
 from server.templates.built_in import CHATML, format_of, names, source_of
 from server.templates.capabilities import Capabilities, probe
-from server.templates.continuation import Continued, continues_reasoning, cut, marked, written
+from server.templates.continuation import Continued, continues_reasoning, marked, truncate_at_mark, write_message
 from server.templates.instructions import calls_as_text, completed, with_tools
 from server.templates.rendering import Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
 
@@ -31,7 +31,7 @@ RESERVED = {
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """``generation_prompt``: the end of ``text`` that starts the assistant's turn; it may start reasoning."""
+    """A prompt. ``generation_prompt``: the end of ``text`` that starts the assistant's turn, and may open reasoning."""
 
     text: str
     generation_prompt: str
@@ -44,7 +44,7 @@ class _Compiled:
 
 
 def _in_process() -> Renderer:
-    from server.templates import jinja  # a server that renders in other processes needs no Jinja2
+    from server.templates import jinja  # imported on demand: a server with isolated renderers does not need Jinja2
 
     return jinja
 
@@ -56,10 +56,10 @@ class _FailedError(InvalidRequest):
 class ChatTemplate:
     """A compiled template and its capabilities. Thread-safe.
 
-    ``source`` is "" for ChatML, or the name of a built-in template (`built_in`). ``tool_source`` is used for requests
-    with tools (GGUF: ``tokenizer.chat_template.tool_use``). ``add_bos``: tokenizing adds the BOS token, so a template's
-    own one is dropped. ``tool_format``: the name of the call format (`formats`); auto: detected. ``renderer`` None:
-    render in the calling thread. Raises `ConfigError` if a template does not compile.
+    ``source`` may be "" for ChatML, or the name of a built-in template (`built_in`). ``tool_source`` is used for
+    requests with tools (GGUF: ``tokenizer.chat_template.tool_use``). ``add_bos``: tokenizing adds the BOS token, so the
+    template's own one is removed. ``tool_format``: the name of the call format (`formats`); auto: detected.
+    ``renderer`` None: render in the calling thread. Raises `ConfigError` if a template does not compile.
     """
 
     def __init__(
@@ -124,16 +124,16 @@ class ChatTemplate:
         variables = self._arguments(enable_thinking, kwargs or {}, compiled)
 
         def prompt(messages: Sequence[TemplateMessage], shown: Mapping[str, Any]) -> RenderedPrompt:
-            given = {**shown, **variables, "messages": formed(messages, compiled.capabilities)}
+            given = {**shown, **variables, "messages": in_template_form(messages, compiled.capabilities)}
             adapted = adapt(
                 messages,
                 compiled.capabilities,
                 tools="tools" in shown,
-                opens=add_generation_prompt,
+                opened=add_generation_prompt,
                 continued=bool(continue_final_message),
                 preamble=compiled.chat_format.after_reasoning,
             )
-            if given["messages"] != adapted and self._shows_all(compiled, given, opens=add_generation_prompt):
+            if given["messages"] != adapted and self._shows_all(compiled, given, opened=add_generation_prompt):
                 with contextlib.suppress(InvalidRequest):
                     return rendered(given)
             return rendered({**given, "messages": adapted})
@@ -157,53 +157,53 @@ class ChatTemplate:
         except _FailedError:
             return prompt(with_tools(messages, tools, compiled.chat_format.tool_call_syntax), _tool_variables(()))
 
-    def _shows_all(self, compiled: _Compiled, arguments: Mapping[str, Any], *, opens: bool) -> bool:
-        """Return whether the template takes this conversation, shows every text of it, and leaves system messages
-        except the first in their places. Moved to the front, they would change the prompt from there on, and no
-        cached prefix would be left."""
-        short, words, late = labelled(arguments["messages"])
+    def _shows_all(self, compiled: _Compiled, arguments: Mapping[str, Any], *, opened: bool) -> bool:
+        """Return whether the template accepts this conversation, shows all its texts, and keeps the position of later
+        system messages. Moved to the front, they would change the whole prompt and invalidate its cached prefix.
+        """
+        short, words, late = with_words(arguments["messages"])
         arguments = {**arguments, "messages": short} | ({"tools": [TOOL]} if "tools" in arguments else {})
         try:
-            (text,) = self._rendered(compiled, arguments, opens)
+            (text,) = self._rendered(compiled, arguments, opened)
         except InvalidRequest:
             return False
         first = {found[0]: found.start() for found in reversed([*re.finditer(r"word\d+x", text)])}
-        places = [first.get(word, -1) for word in words]  # with `find`, the time would grow with the square
-        before, after = [*accumulate(places, max, initial=0)], [*accumulate(reversed(places), min)][::-1]
-        in_place = (before[at] <= places[at] <= after[at] for at in late)
-        return min(places, default=0) >= 0 and all(in_place)
+        positions = [first.get(word, -1) for word in words]  # `find` for each word would take quadratic time
+        before, after = [*accumulate(positions, max, initial=0)], [*accumulate(reversed(positions), min)][::-1]
+        in_place = (before[at] <= positions[at] <= after[at] for at in late)
+        return min(positions, default=0) >= 0 and all(in_place)
 
     def _opened(self, compiled: _Compiled, arguments: Mapping[str, Any]) -> RenderedPrompt:
         text, closed = self._rendered(compiled, arguments, True, False)
         return RenderedPrompt(text, text[n_common(closed, text) :])
 
-    def _continued(self, compiled: _Compiled, arguments: dict[str, Any], wanted: Continued) -> RenderedPrompt:
+    def _continued(self, compiled: _Compiled, arguments: dict[str, Any], continued: Continued) -> RenderedPrompt:
         *before, last = arguments["messages"]
-        in_reasoning = continues_reasoning(last, wanted)
+        in_reasoning = continues_reasoning(last, continued)
         given = {**arguments, "messages": [*before, marked(last, in_reasoning=in_reasoning)]}
         (whole,) = self._rendered(compiled, given, False)
-        text = cut(whole, last, in_reasoning=in_reasoning)
+        text = truncate_at_mark(whole, last, in_reasoning=in_reasoning)
         try:
             opened = self._opened(compiled, {**arguments, "messages": before})
-        except InvalidRequest:  # some templates refuse a chat without that message
+        except InvalidRequest:  # some templates reject the chat without that message
             if text is None:
                 raise
             return RenderedPrompt(text, text)
         start = len(opened.text) - len(opened.generation_prompt)
         if text is not None:
             return RenderedPrompt(text, text[n_common(opened.text[:start], text) :])
-        opening = written(opened.generation_prompt, last, wanted, compiled.chat_format, compiled.capabilities)
+        opening = write_message(opened.generation_prompt, last, continued, compiled.chat_format, compiled.capabilities)
         return RenderedPrompt(opened.text[:start] + opening, opening)
 
     def _as_text(
         self, messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], compiled: _Compiled
     ) -> Sequence[TemplateMessage]:
         """Return the messages with tools, calls and results as text if the template can't show them."""
-        caps, form = compiled.capabilities, compiled.chat_format.tool_call_syntax
+        caps, syntax = compiled.capabilities, compiled.chat_format.tool_call_syntax
         if not caps.tool_calls:
             own_results = caps.tools and caps.tool_results
-            messages = calls_as_text(messages, form, results=not own_results)
-        return with_tools(messages, tools, form) if tools and not caps.tools else messages
+            messages = calls_as_text(messages, syntax, results=not own_results)
+        return with_tools(messages, tools, syntax) if tools and not caps.tools else messages
 
     def _arguments(self, enable_thinking: bool, kwargs: Mapping[str, Any], compiled: _Compiled) -> dict[str, Any]:
         """Return the template's variables besides messages and tools.
@@ -228,11 +228,11 @@ class ChatTemplate:
             arguments |= {"reasoning_effort": effort, "reasoning_strength": effort}
         return arguments
 
-    def _rendered(self, compiled: _Compiled, arguments: Mapping[str, Any], *opens: bool) -> list[str]:
-        """Return a prompt for each of `opens` (``add_generation_prompt``), without a duplicate BOS token, with the
-        markup of text before calls. Raises `InvalidRequest` for every failure: the messages caused it.
+    def _rendered(self, compiled: _Compiled, arguments: Mapping[str, Any], *opened: bool) -> list[str]:
+        """Return a prompt for each value of `opened` (``add_generation_prompt``), without a duplicate BOS token and
+        with the markup of text before calls. Raises `InvalidRequest` for every failure, because the messages caused it.
         """
-        given = ({**arguments, **self._fixed, "add_generation_prompt": each} for each in opens)
+        given = ({**arguments, **self._fixed, "add_generation_prompt": each} for each in opened)
         try:
             texts = self._renderer.render(compiled.chat_format.source, *given)
         except RenderRefusal as refusal:

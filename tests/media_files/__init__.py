@@ -1,4 +1,4 @@
-"""Small pictures, sounds and videos (by Pillow, libheif, libsndfile and FFmpeg), and what can be made of them."""
+"""Small images, audio files and videos (by Pillow, libheif, libsndfile and FFmpeg), and builders of media files."""
 
 import random
 import struct
@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
-IMAGE_DECODER = (
+IMAGES = (
     "tiny.png",
     "tiny-gray.png",
     "tiny-palette.png",
@@ -18,18 +18,18 @@ IMAGE_DECODER = (
     "tiny.gif",
     "tiny.bmp",
 )
-PHOTOS = ("tiny.webp", "tiny.avif", "tiny.heic")
-"""Pictures of the extra of that name."""
+EXTRA_IMAGES = ("tiny.webp", "tiny.avif", "tiny.heic")
+"""Images that need Llamapool's extra `pictures`."""
 VIDEOS = ("tiny.mp4", "tiny.webm")
-SOUNDING_VIDEO = "tiny-sounding.webm"
-"""One with sound, and other frames."""
-SOUNDS = ("tiny.wav", "tiny-adpcm.wav", "tiny.mp3", "tiny.flac")
+VIDEO_WITH_AUDIO = "tiny-audio.webm"
+"""A video with an audio track; its frames differ from those of `VIDEOS`."""
+AUDIO_FILES = ("tiny.wav", "tiny-adpcm.wav", "tiny.mp3", "tiny.flac")
 WIDTH, HEIGHT = 16, 12
-"""Of the pictures and the videos."""
+"""Size of images and videos in pixels."""
 N_FRAMES, FPS = 20, 8
-"""Of the videos: the red of the i-th frame is 10 i, its green 128."""
+"""Of `VIDEOS`. Frame i has red 10 i and green 128."""
 SECONDS = 0.1
-"""Of the sounds, at 22,050 samples a second."""
+"""Duration of audio files, which have 22,050 samples per second."""
 
 
 def media_file(name: str) -> bytes:
@@ -37,7 +37,7 @@ def media_file(name: str) -> bytes:
 
 
 def png(width: int, height: int, pixels: bytes | None = None) -> bytes:
-    """An RGB picture, black unless its pixels are given."""
+    """Return an RGB image, black by default."""
     pixels, step = bytes(3 * width * height) if pixels is None else pixels, 3 * width or 1
     data = b"".join(b"\0" + pixels[at : at + step] for at in range(0, len(pixels), step))
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -45,36 +45,36 @@ def png(width: int, height: int, pixels: bytes | None = None) -> bytes:
 
 
 def wav(samples: bytes, rate: int = 16_000, channels: int = 1, width: int = 2) -> bytes:
-    """A sound of these samples, `width` bytes each."""
+    """Return a WAV file with these samples of `width` bytes."""
     file = BytesIO()
-    with wave.open(file, "wb") as sound:
-        sound.setparams((channels, width, rate, 0, "NONE", ""))
-        sound.writeframes(samples)
+    with wave.open(file, "wb") as audio:
+        audio.setparams((channels, width, rate, 0, "NONE", ""))
+        audio.writeframes(samples)
     return file.getvalue()
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """With a few bytes changed, cut off, doubled, or numbers set to their extremes."""
-    found = bytearray(data)
+    """Return the file with some bytes changed or repeated, its end removed, or numbers set to extremes."""
+    result = bytearray(data)
     for _ in range(rng.randint(1, 6)):
-        at = rng.randrange(max(1, len(found)))
+        at = rng.randrange(max(1, len(result)))
         match rng.randrange(5):
             case 0:
-                found[at : at + 1] = bytes([rng.randrange(256)])
+                result[at : at + 1] = bytes([rng.randrange(256)])
             case 1:
-                del found[at + rng.randrange(64) :]
+                del result[at + rng.randrange(64) :]
             case 2:
-                found[at:at] = found[at : at + rng.randrange(256)]
+                result[at:at] = result[at : at + rng.randrange(256)]
             case 3:
                 size = rng.choice((1, 2, 4))
-                found[at : at + size] = rng.choice((b"\xff", b"\0", b"\x7f", b"\x80")) * size
+                result[at : at + size] = rng.choice((b"\xff", b"\0", b"\x7f", b"\x80")) * size
             case 4:
-                found[at : at + 4] = struct.pack(rng.choice("<>") + "I", rng.randrange(1 << 32))
-    return bytes(found)
+                result[at : at + 4] = struct.pack(rng.choice("<>") + "I", rng.randrange(1 << 32))
+    return bytes(result)
 
 
 def pdf(*pages: str | None) -> bytes:
-    """Return a PDF. A page is lines of text, "" is a blank page, and None is one with a drawing and no text."""
+    """Return a PDF with these pages: lines of text, "" for a blank page, None for a drawing without text."""
     n = len(pages)
     kids = " ".join(f"{4 + 2 * i} 0 R" for i in range(n))
     objects = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Kids[{kids}]/Count {n}>>"]
@@ -92,15 +92,15 @@ def pdf(*pages: str | None) -> bytes:
 
 
 def pdf_of(objects: Sequence[bytes]) -> bytes:
-    """Return a PDF of these objects, the first of which is the catalogue."""
-    found = bytearray(b"%PDF-1.7\n")
-    places = []
+    """Return a PDF of these objects; the first one is the catalog."""
+    file = bytearray(b"%PDF-1.7\n")
+    offsets = []
     for number, each in enumerate(objects, 1):
-        places.append(len(found))
-        found += b"%d 0 obj\n%b\nendobj\n" % (number, each)
-    rows = b"".join(b"%010d 00000 n \n" % place for place in places)
+        offsets.append(len(file))
+        file += b"%d 0 obj\n%b\nendobj\n" % (number, each)
+    rows = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
     table = b"xref\n0 %d\n0000000000 65535 f \n%btrailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
-    return bytes(found + table % (len(objects) + 1, rows, len(objects) + 1, len(found)))
+    return bytes(file + table % (len(objects) + 1, rows, len(objects) + 1, len(file)))
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:

@@ -19,9 +19,7 @@ _KNOWN = frozenset(("type", "function", "id", "index", "name", "tool_name", "too
 def calls_by_opening(
     *openings: str, close: str = "", separator: str = ",", other: Parse | None = None
 ) -> dict[str, Parse]:
-    """Return the parser of the calls after each of these openings, for `ToolFormat`: JSON objects. `other`: the parser
-    of calls that do not begin as JSON.
-    """
+    """Return the parser of JSON calls for each of these openings. `other`: the parser of calls that are not JSON."""
     objects = several(call_object, *openings, close=close, separators=(separator,))
 
     def calls(turn: StreamParser) -> Steps[None]:
@@ -32,9 +30,9 @@ def calls_by_opening(
 
 
 def several(call: Parse, *openings: str, close: str = "", separators: tuple[str, ...] = (",",)) -> Parse:
-    """Return the parser of one call or several, in a list or in sequence, each parsed by `call`.
+    """Return the parser of one or more calls, in a list or in sequence, each parsed by `call`.
 
-    ``openings`` may be repeated before each; ``close`` follows them.
+    An opening may also precede each further call. ``close`` follows the last one.
     """
 
     def calls(turn: StreamParser) -> Steps[None]:
@@ -90,7 +88,7 @@ def named_call(header: str, ends: tuple[str, ...], after: tuple[str, ...] = ()) 
 
 
 def call_object(turn: StreamParser, *, strict: bool = False) -> Steps[None]:
-    """Parse a call. ``strict``: reject the first key that calls don't have. Raises `NotMarkup`."""
+    """Parse a call. ``strict``: reject unknown keys before the call has started. Raises `NotMarkup`."""
     yield from turn.expect("{")
     name, arguments, begun = "", "", False
     while not (yield from _object_ends(turn, begun)):
@@ -151,7 +149,7 @@ def json_arguments(turn: StreamParser, name: str, call_id: str = "") -> Steps[No
 
 
 def _object_ends(turn: StreamParser, begun: bool) -> Steps[bool]:
-    """Return whether the object ends here; after `begun` calls, text that is no key ends it as well."""
+    """Return whether the object ends here. If the call has started (`begun`), text that is not a key also ends it."""
     yield from turn.spaces()
     if (yield from turn.take("}")):
         return True

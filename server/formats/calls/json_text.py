@@ -39,7 +39,7 @@ def collected(reader: Reader) -> Steps[str]:
 
 
 def string(reader: Reader) -> Steps[str]:
-    """Return the next string, decoded. Raises `NotMarkup` if the next value is no string."""
+    """Return the next string, decoded. Raises `NotMarkup` if the next value is not a string."""
     if (yield from reader.peek()) != '"':
         raise NotMarkup
     text = yield from collected(reader)

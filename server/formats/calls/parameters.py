@@ -33,11 +33,11 @@ class Argument:
     types: frozenset[str] | None = None
 
 
-def parameter_calls(form: ToolCallSyntax) -> Parse:
-    """Return the parser of all calls after an opening; of one call if its name follows the opening at once."""
-    call = parameter_call(form)
-    before = str(form.before) if form.open else str(form.before).removeprefix(form.openings[0]).strip()
-    return block_calls(before, (form.close.strip() or form.after.strip(),), call) if before else call
+def parameter_calls(syntax: ToolCallSyntax) -> Parse:
+    """Return the parser of all calls after an opening, or of one call if its name directly follows the opening."""
+    call = parameter_call(syntax)
+    before = str(syntax.before) if syntax.open else str(syntax.before).removeprefix(syntax.openings[0]).strip()
+    return block_calls(before, (syntax.close.strip() or syntax.after.strip(),), call) if before else call
 
 
 def block_calls(before: str, closings: tuple[str, ...], call: Parse) -> Parse:
@@ -56,18 +56,18 @@ def block_calls(before: str, closings: tuple[str, ...], call: Parse) -> Parse:
     return calls
 
 
-def parameter_call(form: ToolCallSyntax) -> Parse:
+def parameter_call(syntax: ToolCallSyntax) -> Parse:
     """Return the parser of one call after the markup before its name, in a syntax whose arguments are `Parameters`.
 
     A name may have quotes around it, with attributes after them. After a name without quotes the arguments may also be
     one JSON object.
     """
-    given, after_name = form.arguments, form.after_name[0]
+    given, after_name = syntax.arguments, syntax.after_name[0]
     assert isinstance(given, Parameters)
-    is_quoted = str(form.before).endswith('"')
+    is_quoted = str(syntax.before).endswith('"')
     name_ends = _name_ends(after_name) if is_quoted else (">", *_TAG.findall(str(after_name)))
     key_ends = _name_ends(given.before_value) or (">",)
-    ends = tuple(filter(None, (given.end, form.after.strip())))
+    ends = tuple(filter(None, (given.end, syntax.after.strip())))
 
     def call(turn: StreamParser) -> Steps[None]:
         turn.certain()
@@ -87,7 +87,7 @@ def parameter_call(form: ToolCallSyntax) -> Parse:
             if not name:
                 raise NotMarkup
         turn.begin(name)
-        schema = turn.how.functions.get(name, {})
+        schema = turn.options.functions.get(name, {})
 
         def value(argument: Argument) -> Steps[None]:
             types = argument.types or types_of(member(schema, argument.name), schema)
@@ -108,7 +108,7 @@ def parameter_call(form: ToolCallSyntax) -> Parse:
         kind = _TYPE.match(attributes)
         types = None if kind is None else STRING if kind[1] in ("string", "str", "true") else NOT_STRING
         value_ends = (given.after, *given.never)
-        if given.after.startswith("\n") and not (yield from turn.take("\n")):  # its value has no line of its own
+        if given.after.startswith("\n") and not (yield from turn.take("\n")):  # the value is on the same line
             value_ends = (given.after.strip(),)
         return Argument(key, value_ends, types)
 
@@ -150,7 +150,7 @@ def invoke_syntax(block: str, prefix: str = "", *, typed: bool = False, **option
         ('">\n',),
         open=f"<{prefix}{block}>\n",
         close=f"\n</{prefix}{block}>",
-        joint="\n",
+        separator="\n",
         arguments=Parameters(opening, string, closing, "\n", f"</{prefix}invoke>", before_json_value=other),
         **options,
     )
@@ -162,7 +162,7 @@ def members(
     """Emit the members of an object, whose values `value` parses. `next_member` returns None at the end, and raises
     `NotMarkup` for other text.
     """
-    joint, end = "{", "{}"
+    separator, end = "{", "{}"
     while True:
         try:
             found = yield from next_member()
@@ -172,8 +172,8 @@ def members(
         if found is None:
             turn.arguments(end)
             return
-        turn.arguments(joint + json.dumps(encodable(found.name), ensure_ascii=False) + ": ")
-        joint, end = ", ", "}"
+        turn.arguments(separator + json.dumps(encodable(found.name), ensure_ascii=False) + ": ")
+        separator, end = ", ", "}"
         yield from value(found)
 
 
@@ -188,7 +188,7 @@ def typed_value(turn: StreamParser, types: frozenset[str], ends: tuple[str, ...]
     try:
         end = yield from turn.until(ends, parts.append)
     except EndOfText:
-        turn.arguments(_begun("".join(parts), types))
+        turn.arguments(_truncated_value("".join(parts), types))
         raise
     turn.arguments(as_json("".join(parts), types))
     return end
@@ -210,8 +210,8 @@ def as_json(text: str, types: frozenset[str]) -> str:
     return f'"{escaped(text)}"'
 
 
-def _begun(text: str, types: frozenset[str]) -> str:
-    """Return the start of a value that is cut off, also within the markup after it, as the start of JSON."""
+def _truncated_value(text: str, types: frozenset[str]) -> str:
+    """Return the JSON of a truncated value. Partial markup after the value is dropped."""
     text = _CUT_TAG.sub("", text).strip()
     if text[:1] in ("{", "["):
         try:
@@ -226,7 +226,7 @@ def _begun(text: str, types: frozenset[str]) -> str:
 
 
 def _from_python(text: str) -> str:
-    """Return a Python literal such as ``{'a': True}`` as JSON: some templates show values as Python prints them."""
+    """Return a Python literal such as ``{'a': True}`` as JSON, because some templates render values as Python does."""
     if text[:1] not in ("{", "[", "("):
         return {"True": "true", "False": "false", "None": "null"}.get(text, "")
     parts: list[str] = []
@@ -239,7 +239,7 @@ def _from_python(text: str) -> str:
 
 
 def _kind(text: str) -> str:
-    """Return the type of a JSON text; "" if it is no JSON."""
+    """Return the type of a JSON text; "" if it is invalid."""
     try:
         return kind_of(orjson.loads(text))
     except ValueError:

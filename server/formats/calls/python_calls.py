@@ -2,8 +2,7 @@
 
     get_weather(city='Paris', days=3, units=["C", 'F'], exact=True)
 
-Positional arguments get the names of the schema's properties, in their order. A value that is no literal becomes a
-string with its text.
+Positional arguments get the names of the schema's properties, in order. A value that is not a literal becomes a string.
 """
 
 import json
@@ -33,9 +32,9 @@ def call(turn: StreamParser) -> Steps[None]:
         raise NotMarkup
     yield from turn.expect("(")
     turn.certain()
-    properties = turn.how.functions.get(name, {}).get("properties")
+    properties = turn.options.functions.get(name, {}).get("properties")
     names = iter(properties if isinstance(properties, dict) else ())
-    joint = "{"
+    separator = "{"
     while True:
         yield from turn.spaces()
         if (yield from turn.take(")")):
@@ -43,16 +42,16 @@ def call(turn: StreamParser) -> Steps[None]:
         key, begun = yield from _argument(turn)
         if key is None:
             key = next(names, None)
-        if key is None and joint == "{":
+        if key is None and separator == "{":
             raise NotMarkup
-        if joint == "{":
+        if separator == "{":
             turn.begin(name)
-        turn.arguments(joint + json.dumps(key or "", ensure_ascii=False) + ": ")
-        joint = ", "
+        turn.arguments(separator + json.dumps(key or "", ensure_ascii=False) + ": ")
+        separator = ", "
         yield from value(turn, turn.arguments, begun=begun)
         yield from turn.spaces()
         yield from _comma(turn, ")")
-    if joint == "{":
+    if separator == "{":
         turn.begin(name)
         turn.arguments("{")
     turn.arguments("}")
@@ -90,7 +89,7 @@ def value(reader: Reader, emit: Emit, *, begun: str = "", depth: int = 0, quote:
         emit("}" if first == "{" else "]")
     else:
         text = begun + (yield from reader.match(_SCALAR, limit=None)).rstrip()
-        if not reader.text:  # cut off within the value
+        if not reader.text:  # truncated within the value
             raise EndOfText
         if not text and depth >= MAX_DEPTH:
             text = reader.consume(1)
@@ -100,13 +99,13 @@ def value(reader: Reader, emit: Emit, *, begun: str = "", depth: int = 0, quote:
 
 def _items(reader: Reader, emit: Emit, opening: str, depth: int, quote: str) -> Steps[None]:
     """Parse the contents of brackets and the closing one."""
-    closing, joint = _CLOSING[opening], ""
+    closing, separator = _CLOSING[opening], ""
     while True:
         yield from reader.spaces()
         if (yield from reader.take(closing)):
             return
-        emit(joint)
-        joint = ", "
+        emit(separator)
+        separator = ", "
         if opening == "{":
             yield from _key(reader, emit, quote)
         yield from value(reader, emit, depth=depth, quote=quote)

@@ -18,9 +18,9 @@ COMMAND_R = ToolFormat(
         "}",
         open="<|START_ACTION|>[\n    ",
         close="\n]<|END_ACTION|>",
-        joint=",\n    ",
+        separator=",\n    ",
     ),
-    silent=(*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>"),
+    dropped=(*_ANSWER, "<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>"),
     inline_reasoning=("<|START_THINKING|>", "<|END_THINKING|>"),
     breaks=_ANSWER,
     turn_start="<|CHATBOT_TOKEN|>",
@@ -45,7 +45,7 @@ COMMAND_R_PLUS = ToolFormat(
         "\n    }",
         open="Action:\n```json\n[\n    ",
         close="\n]```",
-        joint=",\n    ",
+        separator=",\n    ",
         openings=("Action:\n```json", "Action: ```json", "Action:```json"),
     ),
     recognised_by=(("'Action:' followed by",), ("\\'Action:\\' followed by",)),
@@ -103,7 +103,7 @@ INTERNLM = ToolFormat(
         "<|action_end|>",
         key="parameters",
         openings=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
-        joint="\n",
+        separator="\n",
     ),
     recognised_by=(("<|action_start|>", "<|plugin|>"),),
 )
@@ -120,7 +120,7 @@ PANGU = ToolFormat("pangu", json_list("[unused11]", "[unused12]"))
 
 GRANITE_20B = ToolFormat(
     "granite-20b",
-    json_calls("<function_call> ", joint="\n"),
+    json_calls("<function_call> ", separator="\n"),
     recognised_by=(("<function_call>", "<function_response>"),),
 )
 """Granite 20B function calling: each call after a tag without a closing tag."""
@@ -138,7 +138,7 @@ HUNYUAN_A13B = ToolFormat(
 TOOL_CALLS_TAG = ToolFormat("tool-calls-tag", HUNYUAN_A13B.syntax)
 """Apriel and MiniMax M1: a tag around all calls, as a list or line by line."""
 
-_HERMES = json_calls("<tool_call>\n", "\n</tool_call>", joint="\n")
+_HERMES = json_calls("<tool_call>\n", "\n</tool_call>", separator="\n")
 ERNIE = ToolFormat(
     "ernie",
     _HERMES,
@@ -181,7 +181,7 @@ LLAMA_3 = ToolFormat(
         _STARTS[0],
         ('", "parameters": ',),
         "}",
-        joint="; ",
+        separator="; ",
         whole=WholeJson("parameters"),
         openings=tuple(f"{tag}{start}" for tag in _PYTHON_TAGS for start in _STARTS),
         starts=_STARTS,
@@ -235,7 +235,7 @@ GENERIC = ToolFormat(
         "}",
         open='{"tool_calls": [',
         close="]}",
-        joint=", ",
+        separator=", ",
         whole=WholeJson("arguments", "tool_calls"),
         starts=('{"tool_calls":',),
     ),

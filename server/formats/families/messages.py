@@ -16,14 +16,17 @@ _CHANNEL_NAME = re.compile(r"<\|channel\|> ?(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
-def _by_message(read: Parse, starts: tuple[str, ...], ends: tuple[str, ...], inside: tuple[str, ...] = ()) -> Parse:
-    """Create a parser of messages, each read by `read` after one of `starts` or from one of `inside` on. Text without a
-    header is content.
+def _by_message(
+    parse_message: Parse, starts: tuple[str, ...], ends: tuple[str, ...], inside: tuple[str, ...] = ()
+) -> Parse:
+    """Create a parser of messages, which `parse_message` parses after one of `starts` or from one of `inside` on.
+
+    Text without a header is content.
     """
 
     def parse(turn: StreamParser) -> Steps[None]:
         while True:
-            yield from turn.attempt("", read(turn))
+            yield from turn.attempt("", parse_message(turn))
             found = ends[0]
             while found in ends:
                 found = yield from turn.content_until(*starts, *inside, *ends)
@@ -54,10 +57,10 @@ def _channel_message(turn: StreamParser) -> Steps[None]:
 def _function(turn: StreamParser, header: str) -> str:
     """Return the function that the message is sent to; "" for other recipients, or if none may be called."""
     recipient = _RECIPIENT.search(header)
-    if recipient is None or not turn.how.callable:
+    if recipient is None or not turn.options.callable:
         return ""
     name = recipient[1].removeprefix("functions.")
-    return name if name != recipient[1] or name in turn.how.functions else ""
+    return name if name != recipient[1] or name in turn.options.functions else ""
 
 
 _TO = " to=functions."
@@ -92,8 +95,8 @@ HARMONY = ToolFormat(
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>It is sunny.<|return|>
 
 (each on one line). Analysis is reasoning; final, and commentary without a recipient, are content. The recipient may
-precede the channel. LLM-jp 4.1 has a space after each control token. A message to a recipient that is no function
-(``to=python``), and one that is no JSON object, is parsed without its header, as reasoning or content by its channel.
+precede the channel. LLM-jp 4.1 has a space after each control token. A message whose recipient is not a function
+(``to=python``), or whose body is not a JSON object, is reasoning or content according to its channel.
 """
 
 _MODEL = "<|message_model|>"
@@ -107,7 +110,7 @@ def _block(turn: StreamParser) -> Steps[None]:
     if kind == _THINKING:
         yield from turn.tagged_reasoning(kind, _BLOCK_ENDS, (_MODEL, _TEXT))
     elif kind == _CALL:
-        if not turn.how.callable:
+        if not turn.options.callable:
             raise NotMarkup
         yield from turn.spaces()
         yield from call_object(turn)
@@ -146,7 +149,7 @@ def _message(turn: StreamParser) -> Steps[None]:
     if recipient == "self":
         yield from turn.tagged_reasoning(f"{_RECIPIENT_IS}self{_MESSAGE}", _MESSAGE_ENDS, (_START,))
     elif recipient != "user":
-        if not turn.how.callable:
+        if not turn.options.callable:
             raise NotMarkup
         yield from turn.spaces()
         yield from turn.expect(*_INVOKES.openings)

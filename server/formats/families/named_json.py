@@ -30,7 +30,7 @@ KIMI_K2 = ToolFormat(
     ),
     recognised_by=((_SECTION, _CALL),),
     calls={_CALL: _kimi_call},
-    silent=(_SECTION, _SECTION_END),
+    dropped=(_SECTION, _SECTION_END),
 )
 """Kimi K2: a section of calls, whose ids contain the function's name and a counter::
 
@@ -51,7 +51,7 @@ _DS_FENCED = replace(
     before=f"{_DS_CALL}function{_SEP}",
     after_name=("\n```json\n",),
     after=f"\n```{_DS_END}",
-    joint="\n",
+    separator="\n",
 )
 
 
@@ -98,7 +98,7 @@ MCP_TOOL = ToolFormat(
         f"\n{_GIVEN_END}",
         open=f"{_MCP}\n",
         close=f"\n{_MCP_END}",
-        joint="\n",
+        separator="\n",
     ),
     recognised_by=((_MCP, _TOOL),),
     calls=dict.fromkeys((_MCP, _SERVER, _TOOL), _mcp_call),
@@ -137,7 +137,7 @@ SOLAR = ToolFormat(
     ),
     recognised_by=((_SOLAR_CALL, _SOLAR_NAME),),
     calls={_SOLAR_CALL: _solar_call},
-    silent=(_TURN, "<|content|>", _SOLAR_CALLS, "<|calls|>"),
+    dropped=(_TURN, "<|content|>", _SOLAR_CALLS, "<|calls|>"),
     inline_reasoning=("<|think|>", "<|end|>"),
     breaks=("<|content|>",),
     turn_start=_TURN,
@@ -172,10 +172,10 @@ APERTUS = ToolFormat(
         "}",
         open=f"{_TOOLS}[",
         close=f"]{_TOOLS_END}",
-        joint=", ",
+        separator=", ",
     ),
     calls={_TOOLS: several(_apertus_call, close=_TOOLS_END)},
-    silent=("<|assistant_end|>",),
+    dropped=("<|assistant_end|>",),
     inline_reasoning=("<|inner_prefix|>", "<|inner_suffix|>"),
     turn_start="<|assistant_start|>",
 )
@@ -189,7 +189,7 @@ _START, _STOP = "<|assistant|>", "<|observation|>"
 
 def _glm4(turn: StreamParser) -> Steps[None]:
     """Parse calls at the start of each message."""
-    if not turn.how.callable:
+    if not turn.options.callable:
         return
     while True:
         while (yield from turn.attempt("", _glm4_call(turn), doubtful=True)):
@@ -201,7 +201,7 @@ def _glm4(turn: StreamParser) -> Steps[None]:
 def _glm4_call(turn: StreamParser) -> Steps[None]:
     yield from turn.spaces()
     name = yield from turn.name()
-    if name not in turn.how.functions:
+    if name not in turn.options.functions:
         raise NotMarkup
     yield from turn.expect("\n", " \n")
     turn.certain()
@@ -210,7 +210,7 @@ def _glm4_call(turn: StreamParser) -> Steps[None]:
 
 GLM4 = ToolFormat(
     "glm4",
-    ToolCallSyntax("", ("\n",), joint="\n", openings=(_START,), starts=("",), by_name=True, rest_of_list=True),
+    ToolCallSyntax("", ("\n",), separator="\n", openings=(_START,), starts=("",), by_name=True, rest_of_list=True),
     recognised_by=((_STOP, "Json 格式表示调用的参数"),),
     parser=_glm4,
     tags=(_STOP,),
@@ -241,14 +241,14 @@ def _code(turn: StreamParser) -> Steps[None]:
 
 
 def _python_code(turn: StreamParser) -> Steps[None]:
-    if "python" not in turn.how.functions:
+    if "python" not in turn.options.functions:
         raise NotMarkup
     yield from _code(turn)
 
 
 FUNCTIONARY_31 = ToolFormat(
     "functionary-v3.1",
-    ToolCallSyntax(_FUNCTION, (">",), _FUNCTION_END, joint="\n", by_name=True),
+    ToolCallSyntax(_FUNCTION, (">",), _FUNCTION_END, separator="\n", by_name=True),
     calls={_FUNCTION: _functionary_call, _CODE: _python_code},
 )
 """Functionary 3.1, and Llama models with custom functions: the name in the tag::
@@ -273,7 +273,7 @@ def _recipient(turn: StreamParser) -> Steps[None]:
     name, _ = yield from turn.word("\n")
     if name == "all":
         return
-    if not turn.how.callable or not turn.knows(name):
+    if not turn.options.callable or not turn.knows(name):
         raise NotMarkup
     if name == "python" and (yield from turn.peek()) != "{":
         yield from _code(turn)
@@ -282,9 +282,9 @@ def _recipient(turn: StreamParser) -> Steps[None]:
 
 FUNCTIONARY_32 = ToolFormat(
     "functionary-v3.2",
-    ToolCallSyntax("", ("\n",), joint=_TO, openings=(_TO,), starts=("",), by_name=True),
+    ToolCallSyntax("", ("\n",), separator=_TO, openings=(_TO,), starts=("",), by_name=True),
     recognised_by=((">>>all", ">>>${recipient}"),),
-    parser=_functionary32,  # a recipient that is cut off is markup
+    parser=_functionary32,  # a truncated recipient is markup
     leads=("all\n",),
     turn_start="assistant<|end_header_id|>\n\n",
 )

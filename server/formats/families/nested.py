@@ -1,4 +1,4 @@
-"""Formats whose arguments are nested in a notation of their own: bare keys in braces, or elements."""
+"""Formats with nested arguments in their own notation: keys without quotes in braces, or elements."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ FUNCTION_GEMMA = ToolFormat(
     ToolCallSyntax(_FUNCTION_CALL, ("",), _FUNCTION_END, arguments=Braces(_ESCAPE)),
     recognised_by=(("<start_function_call>", _ESCAPE),),
     calls={_FUNCTION_CALL: _call(_FUNCTION_END, _ESCAPE)},
-    silent=("<start_function_response>",),
+    dropped=("<start_function_response>",),
 )
 """FunctionGemma: Gemma 4's notation with its own tags, and ``<escape>`` for quotes.
 
@@ -47,7 +47,7 @@ GEMMA_4 = ToolFormat(
     "gemma4",
     ToolCallSyntax(_GEMMA_CALL, ("",), _GEMMA_CALL_END, arguments=Braces(_QUOTE)),
     calls={_GEMMA_CALL: _call(_GEMMA_CALL_END, _QUOTE)},
-    silent=("<|channel>", "<|turn>model\n", "<turn|>"),
+    dropped=("<|channel>", "<|turn>model\n", "<turn|>"),
     inline_reasoning=("<|channel>thought", "<channel|>"),
     turn_start="<|turn>model\n",
 )
@@ -69,7 +69,7 @@ def _invoke(turn: StreamParser) -> Steps[None]:
     turn.certain()
     name, _ = yield from turn.word('">')
     turn.begin(name)
-    schema = turn.how.functions.get(name, {})
+    schema = turn.options.functions.get(name, {})
     yield from _members(turn, schema, schema, _INVOKE_END, 0)
 
 
@@ -89,7 +89,7 @@ def _members(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: 
 
 
 def _value(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
-    """Parse one element's value: elements if the schema or the text requires it, else text."""
+    """Parse one element's value: elements if the schema or the text requires it, otherwise text."""
     schema = referred(schema, root)
     types = types_of(schema, root)
     item, nested = f"{_NS}<item>", f"{_NS}<"
@@ -109,17 +109,17 @@ def _value(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: st
 
 
 def _items(turn: StreamParser, schema: Any, root: Mapping[str, Any], closing: str, depth: int) -> Steps[None]:
-    """<item> elements as a list, up to `closing`."""
+    """Parse <item> elements as a list, up to `closing`."""
     items = schema.get("items") if isinstance(schema, Mapping) else None
-    joint = "["
+    separator = "["
     while True:
         yield from turn.spaces()
         if (yield from turn.expect(closing, f"{_NS}<item>")) == closing:
             break
-        turn.arguments(joint)
-        joint = ", "
+        turn.arguments(separator)
+        separator = ", "
         yield from _value(turn, items, root, f"{_NS}</item>", depth)
-    turn.arguments("[]" if joint == "[" else "]")
+    turn.arguments("[]" if separator == "[" else "]")
 
 
 MINIMAX_M3 = ToolFormat(
@@ -129,7 +129,7 @@ MINIMAX_M3 = ToolFormat(
         ('">',),
         open=f"{_CALLS_OPEN}\n",
         close=f"\n{_CALLS_CLOSE}",
-        joint="\n",
+        separator="\n",
         arguments=Elements(_NS, _INVOKE_END),
         closing=_CALLS_CLOSE,
     ),

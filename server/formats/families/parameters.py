@@ -45,7 +45,7 @@ _STEP = ToolCallSyntax(
     _CALL_END,
     open=_BEGIN,
     close=_END,
-    joint="\n",
+    separator="\n",
     arguments=invoke_syntax("", "steptml:").arguments,
 )
 _invoke = parameter_call(_STEP)
@@ -64,7 +64,7 @@ STEP3 = ToolFormat(
     _STEP,
     recognised_by=(("steptml:invoke",),),
     calls={_CALL: _step3_call},
-    silent=(_BEGIN, _END),
+    dropped=(_BEGIN, _END),
 )
 """Step 3: invocations in a section like DeepSeek's, with plain underscores; the schema determines the types::
 
@@ -78,7 +78,7 @@ MINICPM_5 = ToolFormat(
     ToolCallSyntax(
         '<function name="',
         ('">',),
-        joint="\n",
+        separator="\n",
         arguments=Parameters(
             '<param name="', '">', "</param>", end="</function>", verbatim=("<![CDATA[", "]]></param>")
         ),
@@ -98,8 +98,8 @@ SOLAR_2 = ToolFormat(
     ToolCallSyntax(
         "<|tool_call:start|>",
         ("\n",),
-        joint="\n",
-        arguments=Parameters(_ARG, _ARG_VALUE, _ARG_END, joint="\n", end="<|tool_call:end|>"),
+        separator="\n",
+        arguments=Parameters(_ARG, _ARG_VALUE, _ARG_END, separator="\n", end="<|tool_call:end|>"),
     ),
     recognised_by=((_ARG, _ARG_VALUE),),
 )
@@ -134,7 +134,7 @@ KIMI_K3 = ToolFormat(
     _KIMI,
     recognised_by=(("<|open|>", "<|close|>", "<|end_of_msg|>"),),
     calls={_KIMI_CALL: parameter_call(_KIMI)},
-    silent=(
+    dropped=(
         _RESPONSE,
         "<|close|>response<|sep|>",
         _TOOLS,
@@ -167,14 +167,14 @@ def _qwen_syntax(parameters: Parameters, prefix: str = "") -> ToolCallSyntax:
         f"{opening}\n{_FUNCTION}",
         (">\n",),
         f"\n{closing}",
-        joint="\n",
+        separator="\n",
         arguments=parameters,
         openings=(opening,),
     )
 
 
 _LINES = Parameters(
-    _PARAMETER, ">\n", f"\n{_PARAMETER_END}", joint="\n", end=_FUNCTION_END, never=(f"{_PARAMETER_END}\n<",)
+    _PARAMETER, ">\n", f"\n{_PARAMETER_END}", separator="\n", end=_FUNCTION_END, never=(f"{_PARAMETER_END}\n<",)
 )
 _tagged = {**parsers_of(_qwen_syntax(_LINES)), **parsers_of(_qwen_syntax(_LINES, "seed:"))}
 _functions = block_calls(_FUNCTION, ("</tool_call>", "</seed:tool_call>"), parameter_call(_qwen_syntax(_LINES)))
@@ -183,7 +183,7 @@ _functions = block_calls(_FUNCTION, ("</tool_call>", "</seed:tool_call>"), param
 def _untagged(turn: StreamParser) -> Steps[None]:
     """Parse calls of known functions without their tag."""
     name = yield from turn.name()
-    if name not in turn.how.functions:
+    if name not in turn.options.functions:
         raise NotMarkup
     turn.back(f"{_FUNCTION}{name}")
     yield from _functions(turn)
@@ -195,7 +195,7 @@ QWEN3_CODER = ToolFormat(
     variants=(
         (
             "<seed:tool_call>",
-            _qwen_syntax(Parameters(_PARAMETER, ">", _PARAMETER_END, joint="\n", end=_FUNCTION_END), "seed:"),
+            _qwen_syntax(Parameters(_PARAMETER, ">", _PARAMETER_END, separator="\n", end=_FUNCTION_END), "seed:"),
         ),
     ),
     recognised_by=((_FUNCTION, _PARAMETER),),
@@ -237,7 +237,7 @@ def _glm_syntax(prefix: str = "", suffix: str = "", *, section: bool = False, li
         (f"{tag('tool_sep')}{line}" if section else line,),
         open=f"{tag('tool_calls')}\n" if section else "",
         close=f"\n{end('tool_calls')}" if section else "",
-        joint="\n",
+        separator="\n",
         arguments=Parameters(
             tag("arg_key"), f"{end('arg_key')}{line}{tag('arg_value')}", end("arg_value"), line, end("tool_call")
         ),
@@ -269,21 +269,21 @@ HUNYUAN = ToolFormat(
     _HUNYUAN,
     recognised_by=((":opensource", "<arg_key"),),
     calls={"<tool_call:opensource>": parameter_call(_HUNYUAN)},
-    silent=("<tool_calls:opensource>", "</tool_calls:opensource>"),
+    dropped=("<tool_calls:opensource>", "</tool_calls:opensource>"),
 )
 """Hunyuan 3: GLM's calls with a suffix in every tag, a tag after each name, and a section around all calls."""
 
 K2_HORIZON = ToolFormat(
     "k2-horizon",
     _glm_syntax("ifm|"),
-    silent=("<ifm|tool_calls>", "</ifm|tool_calls>"),
+    dropped=("<ifm|tool_calls>", "</ifm|tool_calls>"),
     tags=("<ifm|arg_type>", "</ifm|arg_type>"),
 )
 """K2 Horizon: GLM's calls with a prefix in every tag, sometimes with the values' types (``arg_type``), in a section."""
 
 LONGCAT = ToolFormat(
     "longcat",
-    json_calls("<longcat_tool_call>\n", "\n</longcat_tool_call>", joint="\n"),
+    json_calls("<longcat_tool_call>\n", "\n</longcat_tool_call>", separator="\n"),
     variants=(("<longcat_arg_key>", _glm_syntax("longcat_")),),
 )
 """LongCat Flash: JSON in its own tags, or, in newer models, GLM's keys and values with a prefix."""

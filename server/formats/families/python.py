@@ -15,15 +15,15 @@ LFM2 = ToolFormat(
         ("List of tools: [",),
         ("<|tool_call_start|>",),
     ),
-    silent=("<|tool_call_end|>",),
+    dropped=("<|tool_call_end|>",),
 )
 """LFM2 and LFM2.5: Python calls in tags; true, false and null may be JSON's."""
 
 OLMO3 = ToolFormat(
     "olmo3",
-    python_list("<function_calls>", "</function_calls>", joint="\n"),
+    python_list("<function_calls>", "</function_calls>", separator="\n"),
     recognised_by=(("<function_calls>", "</function_calls>", "<functions>"),),
-    silent=("</function_calls>",),
+    dropped=("</function_calls>",),
 )
 """OLMo 3: Python calls in tags, one on each line."""
 
@@ -41,7 +41,7 @@ def _line(turn: StreamParser) -> Steps[None]:
 
 GEMMA_3 = ToolFormat(
     "gemma3",
-    python_list(f"{_FENCE}\n", f"\n{_FENCE_END}", joint="\n"),
+    python_list(f"{_FENCE}\n", f"\n{_FENCE_END}", separator="\n"),
     recognised_by=(("<start_of_turn>", "tool_code"), ("<start_of_turn>", "[func_name1(")),
     calls={_FENCE: several(_line, close=_FENCE_END)},
     first_call=FirstCall("[", python_calls.calls),
@@ -62,7 +62,7 @@ PYTHONIC = ToolFormat(
     recognised_by=(("[func_name1(",), ("[func1(params_name1=",)),
     calls=dict.fromkeys(_TAGS, python_calls.calls),
     first_call=FirstCall("[", python_calls.calls),
-    silent=("<|python_end|>",),
+    dropped=("<|python_end|>",),
 )
 """Llama 3.2 and 4 with a pythonic template, ToolACE: Python calls in a list, as the whole message::
 

@@ -37,11 +37,11 @@ INPUT = "input"
 _KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]*/"
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _PYTHON_STRING = r"/'([^'\\\n\r]|\\[nrt'\"\\])*'/"
-_SPACE = r"/ |\n{1,2}[ \t]{0,20}/"  # as grammar.json_schema has it
+_SPACE = r"/ |\n{1,2}[ \t]{0,20}/"  # the whitespace pattern of grammar.json_schema
 _JSON_KEY = r'/"[^"\\\x00-\x1f]*"/'
 _DEFINITIONS = ("#/$defs/", "#/definitions/")
-_NAMES_OF_PLACES = frozenset(("$id", "id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"))
-_REMARKS = frozenset(  # left out, so that equal rules are one
+_IDENTIFIERS = frozenset(("$id", "id", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef"))
+_REMARKS = frozenset(  # omitted, so that equal rules are shared
     ("title", "description", "default", "example", "examples", "deprecated", "readOnly", "$comment", "$schema")
 )
 _LIMITS = frozenset(("enum", "const", "maxLength", "pattern", "not", "if", "allOf", "anyOf", "oneOf", "$ref"))
@@ -57,17 +57,17 @@ MakeMember = Callable[[str, Any], str]
 """Returns the elements of a member, from the rule of its name and its schema."""
 
 
-def argument_rule(form: Arguments, function: Mapping[str, Any], text: LarkText) -> str:
-    """Return the rule of all arguments of a call. Raises `InvalidRequest` if they can't be enforced in that syntax."""
+def argument_rule(notation: Arguments, function: Mapping[str, Any], text: LarkText) -> str:
+    """Return the rule of all arguments of a call. Raises `InvalidRequest` if the notation can't enforce the schema."""
     schema, grammar = object_schema(function), function.get("text")
     if grammar is not None:
-        return text.rule(_text_argument(form, grammar, text))
-    match form:
+        return text.rule(_text_argument(notation, grammar, text))
+    match notation:
         case JsonArguments():
             return _json_object(schema, text) if _has_independent_members(schema) else json_rule(schema, schema, text)
         case Parameters():
             _refuse(schema, _REFUSED_ONE_BY_ONE)
-            return text.rule(_members(schema, text, _parameter(form, schema, text), text.literal(form.end)))
+            return text.rule(_members(schema, text, _parameter(notation, schema, text), text.literal(notation.end)))
         case Keywords():
             _refuse(schema, _REFUSED_ONE_BY_ONE)
             for key in properties_of(schema):
@@ -75,7 +75,7 @@ def argument_rule(form: Arguments, function: Mapping[str, Any], text: LarkText) 
                     raise not_a_name(key)
             return text.rule(_members(schema, text, _keyword(schema, text), '")"', '", "'))
         case Braces() | Elements():
-            rules = _Nested(form, schema, text)
+            rules = _Nested(notation, schema, text)
             if "anyOf" not in schema and rules.kinds(referred(schema, schema) or {}) != ["object"]:
                 raise InvalidRequest(f"tools: the parameters of {function['name']!r} must be an object", "tools")
             return text.rule(rules.value(schema, rules.end))
@@ -89,30 +89,33 @@ def _refuse(schema: Mapping[str, Any], keywords: Iterable[str]) -> None:
         )
 
 
-def _members(schema: Schema, text: LarkText, member: MakeMember, end: str, joint: str = "", *, never: str = "") -> str:
-    """Return the members of an object and its `end`; any members if the schema lists none. ``never``: characters that
-    their names must not contain.
+def _members(
+    schema: Schema, text: LarkText, member: MakeMember, end: str, separator: str = "", *, never: str = ""
+) -> str:
+    """Return the members of an object and its `end`; any members if the schema lists none.
+
+    ``never``: characters that names must not contain.
     """
     found, more = names_in_markup(schema, never=never), others_of(schema)
     if not found and more is not False:
         one = member(_KEY, {} if more is True else more)
-        return f"({one} ({joint} {one})*)? {end}"
+        return f"({one} ({separator} {one})*)? {end}"
     listed = [(text.rule(member(text.literal(key), part)), needed) for key, (part, needed) in found.items()]
-    return text.in_any_order(listed, end, joint)
+    return text.in_any_order(listed, end, separator)
 
 
-def _text_argument(form: Arguments, grammar: TextGrammar, text: LarkText) -> str:
-    """Return the rule of the one argument. Raises `InvalidRequest` for a grammar that can't be enforced there."""
-    match form:
+def _text_argument(notation: Arguments, grammar: TextGrammar, text: LarkText) -> str:
+    """Return the rule of the only argument, a text. Raises `InvalidRequest` if the grammar can't be enforced."""
+    match notation:
         case JsonArguments():
             return f'/\\{{[ \\n]?"{INPUT}":[ ]?"/ {grammar.in_json()} /"[ \\n]?\\}}/'
         case Keywords():
             opening, end = text.literal(f'{INPUT}="'), text.literal('")')
             return f"{opening} {grammar.in_json()} {end}"
         case Parameters():
-            opening = f"{text.literal(form.before + INPUT)} {text.markup(form.before_value)}"
-            value = text.grammar_text_until(grammar, form.after, never=form.never)
-            return f"{opening} {value} {text.literal(form.joint)} {text.literal(form.end)}"
+            opening = f"{text.literal(notation.before + INPUT)} {text.markup(notation.before_value)}"
+            value = text.grammar_text_until(grammar, notation.after, never=notation.never)
+            return f"{opening} {value} {text.literal(notation.separator)} {text.literal(notation.end)}"
         case Braces(quote):
             return f'{text.literal("{" + INPUT + ":" + quote)} {text.grammar_text_until(grammar, quote)} "}}"'
         case Elements(prefix, end):
@@ -121,7 +124,7 @@ def _text_argument(form: Arguments, grammar: TextGrammar, text: LarkText) -> str
 
 
 def _json_object(schema: Mapping[str, Any], text: LarkText) -> str:
-    """Return the rule of an object whose members may be in any order, while llguidance's own follow the schema."""
+    """Return the rule of an object with members in any order. llguidance's own objects follow the schema's order."""
     space = json_space(text)
 
     def member(key: str, part: Any) -> str:
@@ -148,7 +151,7 @@ def json_member(key: str, value: str, text: LarkText) -> str:
 
 
 def _has_independent_members(schema: Mapping[str, Any]) -> bool:
-    """Return whether it is an object whose members have independent schemas, which at most refer to the definitions."""
+    """Return whether the schema is of an object whose members only depend on themselves and on definitions."""
     members, needed = schema.get("properties"), schema.get("required", [])
     if schema.get("type") != "object" or not isinstance(members, Mapping) or not isinstance(needed, list):
         return False
@@ -165,7 +168,7 @@ def _refers_to_definitions(schema: Any) -> bool:
         return all(map(_refers_to_definitions, schema))
     if not isinstance(schema, Mapping):
         return True
-    if any(isinstance(schema.get(key), str) for key in _NAMES_OF_PLACES):
+    if any(isinstance(schema.get(key), str) for key in _IDENTIFIERS):
         return False
     reference = schema.get("$ref")
     if isinstance(reference, str) and not reference.startswith(_DEFINITIONS):
@@ -184,12 +187,12 @@ def json_rule(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
     return text.rule(f"%json {json.dumps({**definitions, **schema})}")
 
 
-def _parameter(form: Parameters, root: Mapping[str, Any], text: LarkText) -> MakeMember:
-    """Strings have no quotes, other values are JSON."""
-    known: dict[str, str] = {}  # the rules of values by their references, which may lead to one in countless ways
+def _parameter(notation: Parameters, root: Mapping[str, Any], text: LarkText) -> MakeMember:
+    """Return the writer of a parameter. Strings have no quotes, other values are JSON."""
+    known: dict[str, str] = {}  # rules by reference, because many paths of references may lead to one schema
 
     def member(key: str, schema: Any) -> str:
-        return text.rule(f"{text.literal(form.before)} {key} {value(schema)} {text.literal(form.joint)}")
+        return text.rule(f"{text.literal(notation.before)} {key} {value(schema)} {text.literal(notation.separator)}")
 
     def value(schema: Any) -> str:
         """Return the rule of a value and the markup around it."""
@@ -201,20 +204,20 @@ def _parameter(form: Parameters, root: Mapping[str, Any], text: LarkText) -> Mak
         return known[reference]
 
     def written(schema: Schema) -> str:
-        types, end = types_of(schema, root), text.literal(form.after)
+        types, end = types_of(schema, root), text.literal(notation.after)
         if "string" not in types:
-            opening = form.before_value if form.before_json_value is None else form.before_json_value
+            opening = notation.before_value if notation.before_json_value is None else notation.before_json_value
             return f"{text.markup(opening)} {json_rule(schema, root, text)} {end}"
-        with suppress(InvalidRequest):  # then any text
+        with suppress(InvalidRequest):  # alternatives that can't be enforced: any text
             if choices := _choices(schema, text):
                 return text.rule(" | ".join(map(value, choices)))
         values = values_of(schema)
         if values is None:
-            content = _text_until(form.after, schema if types == STRING else {}, text, never=form.never)
+            content = _text_until(notation.after, schema if types == STRING else {}, text, never=notation.never)
         else:
             shown = [each if isinstance(each, str) else json.dumps(each) for each in values]
             content = f"({' | '.join(map(text.literal, shown))}) {end}"
-        return f"{text.markup(form.before_value)} {content}"
+        return f"{text.markup(notation.before_value)} {content}"
 
     return member
 
@@ -227,8 +230,9 @@ def _mapping(schema: Any) -> Schema:
 
 
 def _text_until(end: str, schema: Schema, text: LarkText, *, never: Sequence[str] = ()) -> str:
-    """Return the rule of a text with the limits of `schema`, and its `end`; before a control token with a limit, not of
-    the empty text.
+    """Return the rule of a text with the limits of `schema`, and its `end`.
+
+    Before a control token, a text with a limit must not be empty.
     """
     empty = not any(schema.get(key) for key in ("minLength", "pattern", "format"))
     return text.text_until(end, *text_limits(schema), never=never, empty=empty)
@@ -265,7 +269,7 @@ def _choices(schema: Schema, text: LarkText) -> list[Any]:
 
 
 def _keyword(root: Mapping[str, Any], text: LarkText) -> MakeMember:
-    """Values are JSON; booleans and plain strings may also be Python's."""
+    """Return the writer of a keyword argument. Values are JSON; booleans and plain strings may also be Python's."""
 
     def member(key: str, schema: Any) -> str:
         types = types_of(schema, root)
@@ -288,13 +292,13 @@ class _Nested:
     In `Elements` the schema distinguishes objects, lists, text and numbers.
     """
 
-    def __init__(self, form: Braces | Elements, root: Schema, text: LarkText) -> None:
-        self._form, self._root, self._text = form, root, text
-        self.end = form.end if isinstance(form, Elements) else ""
+    def __init__(self, notation: Braces | Elements, root: Schema, text: LarkText) -> None:
+        self._notation, self._root, self._text = notation, root, text
+        self.end = notation.end if isinstance(notation, Elements) else ""
         self._loops: dict[tuple[str, str], str] = {}
 
     def value(self, schema: Any, end: str) -> str:
-        """Return the rule of a value and its `end`. An unspecified value may be anything that the notation has."""
+        """Return the rule of a value and its `end`. Without a schema, any value of the notation is allowed."""
         schema = _mapping(schema)
         reference = schema.get("$ref")
         if isinstance(reference, str):
@@ -318,7 +322,7 @@ class _Nested:
         if not named and "properties" in schema:
             return ["object"]
         found = [kind for kind in KINDS if kind in named]
-        if isinstance(self._form, Braces) or "string" not in found:
+        if isinstance(self._notation, Braces) or "string" not in found:
             return found
         if {"array", "object"}.intersection(found):
             raise InvalidRequest("tools: a parameter that is a text or a list or an object can't be enforced", "tools")
@@ -349,23 +353,23 @@ class _Nested:
 
     def _anything(self, end: str) -> str:
         """Return the rule of a value of any type and its `end`."""
-        if isinstance(self._form, Elements):
+        if isinstance(self._notation, Elements):
             return self._text.text_until(end)
         rule = self._looped("", lambda: self._one_of(self._kind(kind, {}, "") for kind in KINDS), "")
         return f"{rule} {self._text.literal(end)}"
 
     def _literal(self, value: Any) -> str:
         """Return the rule of exactly that value."""
-        if isinstance(self._form, Braces):
-            return self._text.literal(braced(value, self._form.quote))
+        if isinstance(self._notation, Braces):
+            return self._text.literal(braced(value, self._notation.quote))
         if isinstance(value, list | Mapping):
             raise InvalidRequest("tools: lists and objects in an enum can't be enforced in a tool call", "tools")
         return self._text.literal(value if isinstance(value, str) else json.dumps(value))
 
     def _string(self, schema: Schema, end: str) -> str:
         text = self._text
-        if isinstance(self._form, Braces):
-            quote = self._form.quote
+        if isinstance(self._notation, Braces):
+            quote = self._notation.quote
             return f"{text.literal(quote)} {_text_until(quote, schema, text)} {text.literal(end)}"
         return _text_until(end, schema if schema.get("type") == "string" else {}, text)
 
@@ -374,7 +378,7 @@ class _Nested:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if not isinstance(least, int) or not isinstance(most, int | None) or (most is not None and most < least):
             raise InvalidRequest("tools: minItems and maxItems of a parameter contradict each other", "tools")
-        if isinstance(self._form, Elements):
+        if isinstance(self._notation, Elements):
             item = text.rule(self._element("item", items))
             return f"{item}{{{least},{'' if most is None else most}}} {text.literal(end)}"
         closing = text.literal("]" + end)
@@ -387,7 +391,7 @@ class _Nested:
 
     def _object(self, schema: Schema, end: str) -> str:
         text = self._text
-        if isinstance(self._form, Elements):
+        if isinstance(self._notation, Elements):
             found = names_in_markup(schema, never=":").items()
             members = [(text.rule(self._element(key, value)), needed) for key, (value, needed) in found]
             return text.in_any_order(members, text.literal(end))
@@ -398,6 +402,6 @@ class _Nested:
         return '"{" ' + _members(schema, text, member, text.literal("}" + end), '","', never=":")
 
     def _element(self, name: str, schema: Any) -> str:
-        assert isinstance(self._form, Elements)
-        prefix = self._form.prefix
+        assert isinstance(self._notation, Elements)
+        prefix = self._notation.prefix
         return f"{self._text.literal(f'{prefix}<{name}>')} {self.value(schema, f'{prefix}</{name}>')}"

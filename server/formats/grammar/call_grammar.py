@@ -20,12 +20,12 @@ Function = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """After ``text``, only what ``lark`` describes is allowed."""
+    """A text after which the output must match ``lark``."""
 
     text: str
     lark: str
     at_start: bool = False  # only at the start of a message
-    begun: str = ""  # the end of ``text`` that ``lark`` describes, too
+    begun: str = ""  # the suffix of ``text`` that ``lark`` includes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class CallGrammar:
     parameters that can't be enforced.
     """
 
-    form: ToolCallSyntax
+    syntax: ToolCallSyntax
     functions: Sequence[Function]
     text: LarkText
     parallel: bool
@@ -46,7 +46,7 @@ class CallGrammar:
 
         ``answer``: the markup and the JSON Schema of an alternative reply.
         """
-        text, whole = self.text, self.form.whole
+        text, whole = self.text, self.syntax.whole
         with _bounded_depth():
             start = self._turn() if whole is None else self._whole(whole)
         if answer is None:
@@ -57,34 +57,35 @@ class CallGrammar:
 
     def triggers(self) -> list[Trigger]:
         """Return the texts that start a call in free text, with the grammar of the rest."""
-        form = self.form
+        syntax = self.syntax
         with _bounded_depth():
-            lark = self.text.whole(self._after(str(form.before) if form.by_name else (*form.openings, *form.starts)[0]))
-        after_name = str(form.after_name[0])[:1]
-        names = [f"{_written(each['name'], form)}{after_name}" for each in self.functions] if form.by_name else [""]
-        starts = [*((each, False) for each in form.openings), *((each, True) for each in form.starts)]
+            marker = str(syntax.before) if syntax.by_name else (*syntax.openings, *syntax.starts)[0]
+            lark = self.text.whole(self._after(marker))
+        after_name = str(syntax.after_name[0])[:1]
+        names = [f"{_written(each['name'], syntax)}{after_name}" for each in self.functions] if syntax.by_name else [""]
+        starts = [*((each, False) for each in syntax.openings), *((each, True) for each in syntax.starts)]
         return [Trigger(f"{start}{name}", lark, at_start, name) for name in names for start, at_start in starts]
 
     def _turn(self) -> str:
-        """Return the rule of a turn with calls only, from its first markup on."""
-        form, text, one = self.form, self.text, self._one()
+        """Return the rule of a whole turn that contains only calls."""
+        syntax, text, one = self.syntax, self.text, self._one()
         lead = ""
-        if form.lead is not None:
-            names = " | ".join(text.literal(_written(function["name"], form)) for function in self.functions)
-            lead = f"{text.literal(form.lead[0])} ({names}) {text.literal(form.lead[1])}"
-        more = self._more(one, form.several)
-        return f"{lead} {text.literal(form.open)} {one}{more} {text.literal(form.close)}"
+        if syntax.lead is not None:
+            names = " | ".join(text.literal(_written(function["name"], syntax)) for function in self.functions)
+            lead = f"{text.literal(syntax.lead[0])} ({names}) {text.literal(syntax.lead[1])}"
+        more = self._more(one, syntax.several)
+        return f"{lead} {text.literal(syntax.open)} {one}{more} {text.literal(syntax.close)}"
 
     def _after(self, begun: str) -> str:
-        """Return the rule of the calls after the text `begun`, of those by name from the first name on."""
-        form, text, one = self.form, self.text, self._one()
-        more = self._more(one, form.rest_of_list or bool(form.open))
-        if form.open and not form.by_name:
-            return f"{text.literal(form.open.removeprefix(begun))} {one}{more} {text.literal(form.close)}"
-        return f"{self._one(begun)}{more} {text.literal(form.close)}"
+        """Return the rule of the calls after the text `begun`; if the trigger has a name, from the first name on."""
+        syntax, text, one = self.syntax, self.text, self._one()
+        more = self._more(one, syntax.rest_of_list or bool(syntax.open))
+        if syntax.open and not syntax.by_name:
+            return f"{text.literal(syntax.open.removeprefix(begun))} {one}{more} {text.literal(syntax.close)}"
+        return f"{self._one(begun)}{more} {text.literal(syntax.close)}"
 
     def _whole(self, whole: WholeJson) -> str:
-        """Return the rule of calls as one JSON value, in the lexemes of ``%json``, since an answer may be one, too."""
+        """Return the rule of calls as one JSON value, with the lexemes of ``%json``, because an answer may be JSON."""
         text = self.text
         space, key = json_space(text), text.literal(json.dumps(whole.arguments))
         calls = []
@@ -105,15 +106,15 @@ class CallGrammar:
         return "(" + " | ".join(self._call(function, begun) for function in self.functions) + ")"
 
     def _more(self, one: str, several: bool) -> str:
-        return f" ({self.text.literal(self.form.joint)} {one})*" if self.parallel and several else ""
+        return f" ({self.text.literal(self.syntax.separator)} {one})*" if self.parallel and several else ""
 
     def _call(self, function: Function, begun: str) -> str:
-        form, text = self.form, self.text
-        starts = (form.before,) if begun else (form.before, *form.also_before)
+        syntax, text = self.syntax, self.text
+        starts = (syntax.before,) if begun else (syntax.before, *syntax.also_before)
         before = " | ".join(text.markup(start, without=begun) for start in starts)
-        after_name = " | ".join(map(text.markup, form.after_name))
-        name, arguments = _written(function["name"], form), argument_rule(form.arguments, function, text)
-        return text.rule(f"({before}) {text.literal(name)} ({after_name}) {arguments} {text.literal(form.after)}")
+        after_name = " | ".join(map(text.markup, syntax.after_name))
+        name, arguments = _written(function["name"], syntax), argument_rule(syntax.arguments, function, text)
+        return text.rule(f"({before}) {text.literal(name)} ({after_name}) {arguments} {text.literal(syntax.after)}")
 
 
 @contextmanager
@@ -124,9 +125,9 @@ def _bounded_depth() -> Iterator[None]:
         raise InvalidRequest("tools: the parameters of a function are nested too deeply", "tools") from None
 
 
-def _written(name: str, form: ToolCallSyntax) -> str:
+def _written(name: str, syntax: ToolCallSyntax) -> str:
     """Return a function's name as written in the syntax. Raises `InvalidRequest` if the markup can't contain it."""
-    if isinstance(form.arguments, JsonArguments) and form.after_name[0][:1] == '"':
+    if isinstance(syntax.arguments, JsonArguments) and syntax.after_name[0][:1] == '"':
         return json.dumps(name, ensure_ascii=False)[1:-1]
     if not TOOL_NAME.fullmatch(name):
         raise InvalidRequest(

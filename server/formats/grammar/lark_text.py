@@ -1,4 +1,4 @@
-"""Writes Lark text rule by rule, with control tokens by their ids."""
+"""Writes Lark text rule by rule. Control tokens are named by id."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from server.structured.text_grammar import TextGrammar
 ControlToken = Callable[[str], int | None]
 """Returns the id of the control token with that text, which a grammar must name by its id; None for plain text."""
 
-MAX_UNORDERED = 64
-MAX_JOINED_CHARS = 200_000  # of the keywords beside alternatives, which each of these gets
+MAX_UNORDERED = 64  # members in any order: one bit each
+MAX_JOINED_CHARS = 200_000  # of keywords next to alternatives, because they are copied into each alternative
 ANY_TEXT = "(?s:.*)"
 
 
@@ -53,16 +53,16 @@ class LarkText:
         if self._n_joined > MAX_JOINED_CHARS:
             raise InvalidRequest("tools: the parameters have too many alternatives", "tools")
 
-    def in_any_order(self, members: Sequence[tuple[str, bool]], end: str, joint: str = "", other: str = "") -> str:
+    def in_any_order(self, members: Sequence[tuple[str, bool]], end: str, separator: str = "", other: str = "") -> str:
         """Return a rule for these rules at most once each, with the required ones, followed by `end`.
 
-        ``joint`` separates two; ``other`` may occur any number of times. The rule's parameter has a bit for each
-        member that has occurred (llguidance's parametric grammars); if there are more members than bits, they have a
-        fixed order, without `other`.
+        ``other`` may occur any number of times. The rule's parameter has a bit for each member that has occurred
+        (llguidance's parametric grammars). If there are more members than bits, they have a fixed order, without
+        `other`.
         """
         if not 2 <= len(members) <= MAX_UNORDERED:
-            return self._in_order(members, end, joint)
-        written = (*members, end, joint, other)
+            return self._in_order(members, end, separator)
+        written = (*members, end, separator, other)
         if written in self._unordered:
             return self._unordered[written]
         ordered = sorted(members, key=lambda member: not member[1])
@@ -75,17 +75,18 @@ class LarkText:
         if other:
             choices.append((f"{other} {later}::_", ""))
         self.define(f"{first}::_", " | ".join([f"{end}{done}", *(body for body, _ in choices)]))
-        self.define(f"{later}::_", " | ".join([f"{end}{done}", *(f"{joint} {body}{clear}" for body, clear in choices)]))
+        following = (f"{separator} {body}{clear}" for body, clear in choices)
+        self.define(f"{later}::_", " | ".join([f"{end}{done}", *following]))
         self._unordered[written] = f"{first}::0x0"
         return self._unordered[written]
 
-    def _in_order(self, members: Sequence[tuple[str, bool]], end: str, joint: str) -> str:
+    def _in_order(self, members: Sequence[tuple[str, bool]], end: str, separator: str) -> str:
         first, later = end, end
         # From the last to the first: what may follow at the start, and after a member.
         for rule, needed in reversed(members):
             first, later = (
                 self.rule(f"{rule} {later}" + ("" if needed else f" | {first}")),
-                self.rule(f"{joint} {rule} {later}" + ("" if needed else f" | {later}")),
+                self.rule(f"{separator} {rule} {later}" + ("" if needed else f" | {later}")),
             )
         return first
 
@@ -126,7 +127,7 @@ class LarkText:
         without = "".join(f" & ~/{ANY_TEXT}{escaped(text)}{ANY_TEXT}/" for text in never)
         pieces = self._pieces(end)
         if len(pieces) == 1 and pieces[0].startswith('"'):
-            # One terminal, since llguidance's lexer takes the longest: it may hold the end at its end only.
+            # One terminal that contains the end only at its end, because llguidance's lexer takes the longest match.
             return self.terminal(f"(({body}) {pieces[0]}) & ~/{ANY_TEXT}{escaped(end)}(?s:.+)/{without}")
         lead = pieces.pop(0) if pieces[0].startswith('"') else ""
         text = self.terminal(f"(({body}) {lead}) & ~/{ANY_TEXT}{escaped(end)}{ANY_TEXT}/{without} & /(?s:.+)/")

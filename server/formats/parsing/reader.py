@@ -1,8 +1,8 @@
-"""Text in chunks, read by generators that ``yield`` when they need more. So a parser has the structure of its format,
-and every character is examined a constant number of times.
+"""Reads text that arrives in chunks: generators ``yield`` when they need more.
 
-A reader consumes the text that it has examined at once, except a prefix of a marker; so the buffered text is never
-longer than a marker. A long chunk is read in pieces of `MAX_PIECE`, because consuming text copies the rest.
+So a parser has the structure of its format, and every character is examined a constant number of times. A reader
+immediately consumes the text that it has examined, except a prefix of a marker; so the buffered text is never longer
+than a marker. A long chunk is read in pieces of `MAX_PIECE`, because consuming text copies the rest.
 """
 
 import re
@@ -16,7 +16,7 @@ Steps = Generator[None, None, T]
 Emit = Callable[[str], None]
 
 MAX_WORD = 256  # maximum characters of a name or a header; longer text is no markup
-MIN_CUT_MARKER = 4  # characters of a marker that make it one where a text is cut off; less is more likely text
+MIN_CUT_MARKER = 4  # minimum characters of a truncated marker; fewer are more likely text
 MAX_PIECE = 1024  # maximum characters per piece, because consuming text copies the rest
 
 
@@ -28,7 +28,7 @@ def pieces_of(text: str) -> Sequence[str]:
 
 
 class EndOfText(Exception):
-    """The text is complete, and the reader wanted more."""
+    """A reader needs more text, but the text is complete."""
 
 
 class NotMarkup(Exception):
@@ -37,13 +37,13 @@ class NotMarkup(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Markers:
-    found: re.Pattern[str]
+    pattern: re.Pattern[str]
     prefixes: frozenset[str]
     first: frozenset[str]
     longest: int
 
-    def held(self, text: str) -> int:
-        """Length of the longest end of `text` that is a proper prefix of a marker."""
+    def n_prefix_chars(self, text: str) -> int:
+        """Return the length of the longest suffix of `text` that is a proper prefix of a marker."""
         tail = text[-(self.longest - 1) :] if self.longest > 1 else ""
         if self.first.isdisjoint(tail):
             return 0
@@ -54,8 +54,8 @@ class _Markers:
 def _markers(markers: tuple[str, ...]) -> _Markers:
     longest_first = sorted(markers, key=len, reverse=True)
     prefixes = frozenset(marker[:n] for marker in markers for n in range(1, len(marker)))
-    found = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-    return _Markers(found, prefixes, frozenset(marker[0] for marker in markers), max(map(len, markers), default=0))
+    pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    return _Markers(pattern, prefixes, frozenset(marker[0] for marker in markers), max(map(len, markers), default=0))
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Reader:
 
     text: str = ""  # not yet consumed
     final: bool = False  # the text is complete
-    cut: bool = False  # the model was stopped early
+    cut: bool = False  # the output was truncated, such as by a token limit
     raw: list[str] = field(default_factory=list)  # consumed since `settle`, to return it
 
     def consume(self, n: int) -> str:
@@ -97,12 +97,12 @@ class Reader:
 
     def take(self, *markers: str) -> Steps[str]:
         """Consume and return the next marker; "" if there is none. Raises `EndOfText` if it is truncated."""
-        wanted = _markers(markers)
-        while not self.final and (not self.text or self.text in wanted.prefixes):
+        compiled = _markers(markers)
+        while not self.final and (not self.text or self.text in compiled.prefixes):
             yield
-        if self.cut and len(self.text) >= MIN_CUT_MARKER and self.text in wanted.prefixes:
+        if self.cut and len(self.text) >= MIN_CUT_MARKER and self.text in compiled.prefixes:
             raise EndOfText
-        found = wanted.found.match(self.text)
+        found = compiled.pattern.match(self.text)
         return self.consume(found.end()) if found else ""
 
     def expect(self, *markers: str) -> Steps[str]:
@@ -132,28 +132,28 @@ class Reader:
 
         Raises `EndOfText` if there is none. A truncated marker stays unread.
         """
-        wanted = _markers(markers)
+        compiled = _markers(markers)
         while True:
-            n_sure, marker = self._next(wanted)
+            n_sure, marker = self._next(compiled)
             if n_sure:
                 emit(self.consume(n_sure))
             if marker:
                 return self.consume(len(marker))
             yield from self.more()
 
-    def _next(self, wanted: _Markers) -> tuple[int, str]:
+    def _next(self, markers: _Markers) -> tuple[int, str]:
         """Return the number of characters that certainly precede any marker, and the marker if it is present."""
-        found = wanted.found.search(self.text)
-        held = wanted.held(self.text) if self.cut or not self.final else 0
-        if self.cut and held < MIN_CUT_MARKER:
-            held = 0
-        n_sure = len(self.text) - held
-        if found is None or (held and n_sure <= found.start()):  # another, longer marker may begin there
+        found = markers.pattern.search(self.text)
+        n_held = markers.n_prefix_chars(self.text) if self.cut or not self.final else 0
+        if self.cut and n_held < MIN_CUT_MARKER:
+            n_held = 0
+        n_sure = len(self.text) - n_held
+        if found is None or (n_held and n_sure <= found.start()):  # a longer marker may start before it
             return n_sure, ""
         return found.start(), found[0]
 
     def run(self, steps: Steps[T]) -> T:
-        """Return the result of a generator over text that is complete. Raises `EndOfText` when it wanted more."""
+        """Return the result of a generator over complete text. Raises `EndOfText` if the generator needs more."""
         pieces, self.text = pieces_of(self.text), ""
         for n, piece in enumerate(pieces, 1):
             self.text += piece

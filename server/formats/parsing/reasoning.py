@@ -17,7 +17,7 @@ TAGS = (
     ("[unused16]", "[unused17]"),
 )
 _BUILT = {
-    # Tags that a template composes or shares with others, by a text that only that template contains.
+    # Tags that a template composes or shares with other formats, by a text that only that template contains.
     ":opensource": TAGS[6],
     "<|channel|>analysis<|message|>": ("<|channel|>analysis<|message|>", "<|end|>"),
     "<|end_of_msg|>": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
@@ -32,7 +32,7 @@ class OutputParser(Protocol):
     """Parses one choice's text."""
 
     def feed(self, text: str) -> list[Piece]:
-        """Add a chunk and return the pieces that can't change any more."""
+        """Add a chunk and return the pieces that are final."""
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """Return the buffered pieces at the end of the text. ``cut``: the model was stopped early."""

@@ -1,8 +1,8 @@
 """Parses one turn of the assistant: runs a format's generator on the text and emits parts of the message.
 
 Text that a format does not recognize becomes content: a false start of a call (`StreamParser.attempt`), text after
-an error, and everything after the format's generator has ended. But if the text is cut off inside of a call, or in
-markup that is expected after one, its partial markup is dropped. Half a marker elsewhere is content.
+an error, and everything after the format's generator has ended. But if the text is truncated inside a call, or in
+markup that is expected after one, the partial markup is dropped. A truncated marker elsewhere is content.
 """
 
 import secrets
@@ -21,8 +21,8 @@ Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Settings of a parser. The two of reasoning follow from reasoning_format: deepseek, none, or both (-legacy)."""
+class ParserOptions:
+    """Settings of a parser. ``separate_reasoning`` and ``reasoning_in_content`` follow from reasoning_format."""
 
     functions: Mapping[str, Schema] = field(default_factory=dict)  # the parameters' schemas; empty if unknown
     callable: bool = True  # whether to parse calls
@@ -32,11 +32,11 @@ class Reading:
     reasoning_in_content: bool = False
     id_length: int = 32
     taken: frozenset[str] = frozenset()  # ids of existing calls
-    tags: tuple[str, str] | None = None  # of reasoning at the start, which precedes what the format's parser reads
+    tags: tuple[str, str] | None = None  # of reasoning at the start, before the output that the format's parser parses
     opened: bool = False  # whether the prompt ends inside of that reasoning
     closed: bool = False  # whether the prompt contains its closing tag
     openings: tuple[str, ...] = ()  # markup of calls, which reasoning that never ends may contain
-    primer: str = ""  # the end of the prompt, which the format's parser must have read
+    primer: str = ""  # the end of the prompt, which the format's parser parses first
 
 
 Parse = Callable[["StreamParser"], Steps[None]]
@@ -54,25 +54,25 @@ class StreamParser(Reader):
     ``parse``: creates the generator. ``n_calls``: how many calls the message has already.
     """
 
-    def __init__(self, parse: Parse, how: Reading, *, n_calls: int = 0) -> None:
+    def __init__(self, parse: Parse, options: ParserOptions, *, n_calls: int = 0) -> None:
         super().__init__()
-        self.how, self.n_calls = how, n_calls
+        self.options, self.n_calls = options, n_calls
         self.holds_spaces = True
-        self.later: tuple[str, str] | None = None  # the tags of reasoning that content may contain
+        self.later_tags: tuple[str, str] | None = None  # the tags of reasoning that content may contain
         self._parse = parse
         self._pieces: list[Piece] = []
         self._ids: set[str] = set()
-        self._in_call = False  # a call has begun for sure, and is not over
+        self._in_call = False  # inside text that is a call for sure
         self._spaces: list[str] = []
         self._reasoning_spaces: list[str] = []
-        self._inside = False  # reasoning has started with more than whitespace
+        self._in_reasoning = False  # reasoning has started with more than whitespace
         self._has_reasoning = False
-        self._line = ""  # the last line of the content, for `later`
-        self._fenced = False  # in a block of code
+        self._line = ""  # the last line of the content, for `later_tags`
+        self._fenced = False  # in a code block
         self._has_content = False
-        self._steps: Steps[None] | None = parse(self) if how.tags is None else self._reasoning_first(*how.tags)
-        if how.tags is None and how.primer:
-            self.feed(how.primer)
+        self._steps: Steps[None] | None = parse(self) if options.tags is None else self._reasoning_first(*options.tags)
+        if options.tags is None and options.primer:
+            self.feed(options.primer)
             self._spaces.clear()
             self._reasoning_spaces.clear()
 
@@ -116,7 +116,7 @@ class StreamParser(Reader):
 
     def content(self, text: str) -> None:
         self.raw.clear()
-        if not self.how.forced:
+        if not self.options.forced:
             self._show(text)
 
     def give_back(self) -> None:
@@ -131,15 +131,15 @@ class StreamParser(Reader):
     def content_until(self, *markers: str) -> Steps[str]:
         """Emit content up to one of the markers and return the marker; further reasoning is emitted as such."""
         while True:
-            found = yield from self.until((*markers, *(self.later or ())), self.content)
+            found = yield from self.until((*markers, *(self.later_tags or ())), self.content)
             self.settle()
             if found in markers:
                 return found
             if not self._is_tag_place():
                 self.content(found)
                 continue
-            assert self.later is not None
-            opening, closing = self.later
+            assert self.later_tags is not None
+            opening, closing = self.later_tags
             if found == opening:
                 self.reasoning_tag(opening)
                 self.reasoning_tag((yield from self.read_reasoning(closing)))
@@ -149,8 +149,8 @@ class StreamParser(Reader):
                 self.settle()
 
     def _show(self, text: str) -> None:
-        if self.later is not None:
-            self._follow_lines(text)
+        if self.later_tags is not None:
+            self._track_lines(text)
         self._put(ContentText, text, len(text.rstrip() if self.holds_spaces else text), self._spaces)
 
     def _put(self, kind: type[ContentText | Reasoning], text: str, n_sure: int, spaces: list[str]) -> None:
@@ -161,8 +161,8 @@ class StreamParser(Reader):
         if n_sure < len(text):
             spaces.append(text[n_sure:])
 
-    def _follow_lines(self, text: str) -> None:
-        """Remember where the content is: in which line, and whether in a block of code."""
+    def _track_lines(self, text: str) -> None:
+        """Track the last line of the content, and whether it is in a code block."""
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
             self._fenced ^= line.lstrip().startswith(_FENCE)
@@ -180,25 +180,25 @@ class StreamParser(Reader):
     def reasoning(self, text: str) -> None:
         """Emit reasoning text. If reasoning is separate, whitespace around it is dropped."""
         self.raw.clear()
-        if self.how.reasoning_in_content:
+        if self.options.reasoning_in_content:
             self._show(text)
-        if not self.how.separate_reasoning:
+        if not self.options.separate_reasoning:
             return
-        if not self._inside:
+        if not self._in_reasoning:
             text = text.lstrip()
         n_sure = len(text.rstrip())
         if n_sure:
-            self._inside = self._has_reasoning = True
+            self._in_reasoning = self._has_reasoning = True
         self._put(Reasoning, text, n_sure, self._reasoning_spaces)
 
     def reasoning_tag(self, text: str) -> None:
-        """Handle a reasoning tag: it separates parts of reasoning, and is shown if reasoning stays in the content."""
+        """Handle a reasoning tag: it separates parts of reasoning, and is content if reasoning stays in the content."""
         self.raw.clear()
-        self._inside = False
+        self._in_reasoning = False
         self._reasoning_spaces.clear()
         if self._has_reasoning:
             self._reasoning_spaces.append("\n")
-        if self.how.reasoning_in_content:
+        if self.options.reasoning_in_content:
             self._show(text)
 
     def tagged_reasoning(self, opening: str, closings: tuple[str, ...], restarts: tuple[str, ...]) -> Steps[None]:
@@ -213,19 +213,18 @@ class StreamParser(Reader):
     def read_reasoning(self, *ends: str) -> Steps[str]:
         """Emit reasoning up to one of `ends` and return that. Raises `EndOfText` if there is none.
 
-        Markup of calls starts calls if the text ends after them. If more reasoning or its end follows, they were only
-        mentioned and are reasoning as well.
+        Calls inside reasoning count if the text ends after them. If reasoning continues or ends, they are reasoning.
         """
         while True:
-            found = yield from self._reasoning_until(*ends, *self.how.openings)
+            found = yield from self._reasoning_until(*ends, *self.options.openings)
             if found not in ends:
-                found = yield from self._mentioned(found, ends)
+                found = yield from self._possible_calls(found, ends)
             if found:
                 return found
 
-    def _mentioned(self, opening: str, ends: tuple[str, ...]) -> Steps[str]:
-        """Parse what may be calls, from `opening` on, up to one of `ends` and return that; "" if other text follows."""
-        aside = StreamParser(self._parse, replace(self.how, tags=None, primer=""), n_calls=self.n_calls)
+    def _possible_calls(self, opening: str, ends: tuple[str, ...]) -> Steps[str]:
+        """Parse possible calls from `opening` up to one of `ends` and return the end; "" if other text follows."""
+        nested = StreamParser(self._parse, replace(self.options, tags=None, primer=""), n_calls=self.n_calls)
         calls: list[Piece] = []
 
         def take(pieces: list[Piece]) -> None:
@@ -234,24 +233,24 @@ class StreamParser(Reader):
                 raise NotMarkup
 
         try:
-            take(aside.feed(opening))
-            found = yield from self.until(ends, lambda text: take(aside.feed(text)))
+            take(nested.feed(opening))
+            found = yield from self.until(ends, lambda text: take(nested.feed(text)))
         except NotMarkup:
             last = self.raw.pop() if self.raw else ""
             self.reasoning(opening + self.settle())
-            self.back(last)  # it may open a call, too
+            self.back(last)  # it may open another call
             return ""
         except EndOfText:
             self.consume(len(self.text))
             text = opening + self.settle()
             try:
-                take(aside.finish(cut=self.cut))
+                take(nested.finish(cut=self.cut))
             except NotMarkup:
                 calls.clear()
             for piece in calls:
                 self._emit(piece)
             if calls:
-                self.n_calls = aside.n_calls
+                self.n_calls = nested.n_calls
             else:
                 self.reasoning(text)
             raise
@@ -269,22 +268,22 @@ class StreamParser(Reader):
         return found
 
     def _reasoning_first(self, opening: str, closing: str) -> Steps[None]:
-        how, tag = self.how, opening
-        expects_more = how.opened or how.closed
-        if not how.opened:
+        options, tag = self.options, opening
+        expects_more = options.opened or options.closed
+        if not options.opened:
             yield from self.spaces()
             tag = (yield from self.take(opening)) and self.settle()
         if tag:
-            if how.separate_reasoning or not how.opened:  # text that is left as it came has no tag of the prompt's
+            if options.separate_reasoning or not options.opened:  # unseparated text does not repeat the prompt's tag
                 self.reasoning_tag(tag)
             self.reasoning_tag((yield from self.read_reasoning(closing)))
             yield from self.spaces()
             space, expects_more = self.settle(), True
-            if how.reasoning_in_content:
+            if options.reasoning_in_content:
                 self.content(space)
-        if expects_more and how.separate_reasoning and not how.reasoning_in_content:
-            self.later = how.tags
-        self.text = how.primer + self.settle() + self.text
+        if expects_more and options.separate_reasoning and not options.reasoning_in_content:
+            self.later_tags = options.tags
+        self.text = options.primer + self.settle() + self.text
         yield from self._parse(self)
 
     def attempt(self, opening: str, steps: Steps[None], *, doubtful: bool = False) -> Steps[bool]:
@@ -311,15 +310,15 @@ class StreamParser(Reader):
         return True
 
     def knows(self, name: str) -> bool:
-        return bool(name) and (name in self.how.functions or not self.how.functions)
+        return bool(name) and (name in self.options.functions or not self.options.functions)
 
     def name(self) -> Steps[str]:
-        """Return a function's name in markup without quotes. Only a known one contains spaces."""
+        """Return a function's name in markup without quotes. Only known names may contain spaces."""
         name = yield from self.match(TOOL_NAME)
-        while any(known.startswith(f"{name} ") for known in self.how.functions) and (yield from self.take(" ")):
+        while any(known.startswith(f"{name} ") for known in self.options.functions) and (yield from self.take(" ")):
             word = yield from self.match(TOOL_NAME)
             longer = f"{name} {word}"
-            if not any(f"{known} ".startswith(f"{longer} ") for known in self.how.functions):
+            if not any(f"{known} ".startswith(f"{longer} ") for known in self.options.functions):
                 self.back(f" {word}")
                 break
             name = longer
@@ -357,16 +356,16 @@ class StreamParser(Reader):
     def _id(self, written: str) -> str:
         """Return the model's id, or a new one if another call has it.
 
-        Models restart numbering in each turn, and clients identify calls by their ids (Claude Code 2.1 removes the
-        second one from its history as interrupted).
+        Models restart their numbering in each turn, but clients identify calls by id: Claude Code 2.1 treats a repeated
+        id as an interrupted call and removes it from its history.
         """
-        if not written or written in self.how.taken or written in self._ids:
-            written = "".join(secrets.choice(_ALPHABET) for _ in range(self.how.id_length))
+        if not written or written in self.options.taken or written in self._ids:
+            written = "".join(secrets.choice(_ALPHABET) for _ in range(self.options.id_length))
         self._ids.add(written)
         return written
 
     def _write(self, piece: Piece) -> None:
-        if self.how.parallel or self.n_calls == 1:
+        if self.options.parallel or self.n_calls == 1:
             self._emit(piece)
 
     def _emit(self, piece: Piece) -> None:
@@ -381,10 +380,10 @@ class StreamParser(Reader):
 def plain(turn: StreamParser) -> Steps[None]:
     """Parse an output without calls: all text is content, except further reasoning."""
     turn.holds_spaces = False
-    while turn.later is not None:
+    while turn.later_tags is not None:
         yield from turn.content_until()
 
 
 def plain_parser() -> StreamParser:
     """Return a parser for which all text is content."""
-    return StreamParser(plain, Reading())
+    return StreamParser(plain, ParserOptions())

@@ -1,8 +1,8 @@
-"""How a thread may compile a client's grammar: only if that is cheap, or for as long as the client waits.
+"""Limits compilation of a client's grammar in the current thread: only if it is cheap, or while the client waits.
 
 Compiling in the sandbox can take seconds, so a thread that serves many requests must not wait for it. Such a thread
-runs its work `within` no attempt: a grammar that needs the sandbox raises `CompileLater` there. The caller then repeats
-the work in another thread within an `Attempt`, which it cancels when the client disconnects.
+runs ``within(None)``, where a grammar that needs the sandbox raises `CompileLater`. The caller then repeats the work in
+another thread within an `Attempt`, which it cancels when the client disconnects.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from threading import Lock
 
 MAX_SANDBOX_S = 10.0
-"""Seconds in the sandbox that all grammars of one request may take: tools have one each."""
+"""Seconds in the sandbox for all grammars of one request together: each tool has one."""
 
 
 class CompileLater(Exception):
@@ -42,7 +42,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def working(self, end: Callable[[], None]) -> Iterator[None]:
-        """Run the block, which `end` ends early from another thread. Raises `CompileCancelled`."""
+        """Run the block. On cancellation, another thread calls `end` to stop it. Raises `CompileCancelled`."""
         with self._lock:
             if self.cancelled:
                 raise CompileCancelled
@@ -61,8 +61,9 @@ _ATTEMPT: ContextVar[Attempt | None] = ContextVar("attempt")
 
 @contextlib.contextmanager
 def within(attempt: Attempt | None) -> Iterator[None]:
-    """Let grammars in this thread be compiled for as long as `attempt` is not cancelled. None: let those that need the
-    sandbox raise `CompileLater`.
+    """Compile grammars in this thread until `attempt` is cancelled.
+
+    None: a grammar that needs the sandbox raises `CompileLater`.
     """
     token = _ATTEMPT.set(attempt)
     try:
@@ -72,7 +73,8 @@ def within(attempt: Attempt | None) -> Iterator[None]:
 
 
 def current() -> Attempt | None:
-    """Return this thread's attempt, None if it must not wait for the sandbox. Outside of `within`, such as during a
-    model's load, return a new one.
+    """Return this thread's attempt; None if the thread must not wait for the sandbox.
+
+    Outside of `within`, such as during a model's load, return a new attempt.
     """
     return _ATTEMPT.get(Attempt())

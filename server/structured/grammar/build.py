@@ -1,4 +1,4 @@
-"""Builds a grammar for llguidance from what a client sent; the server and its sandbox do the same."""
+"""Builds a grammar for llguidance from a client's request, both in the server and in its sandbox."""
 
 import re
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import llguidance
 
 from server.errors import InvalidRequest
 from server.structured.grammar.gbnf import to_lark
-from server.structured.grammar.json_schema import grammar_text, unsupported, written
+from server.structured.grammar.json_schema import grammar_text, normalized_schema, unsupported
 from server.structured.grammar.lark import checked_lark, lark_with_texts, without_anchors
 from server.structured.grammar.limits import PARSER_LIMITS
 from server.structured.grammar.matcher import contained, first_line
@@ -23,29 +23,30 @@ Kind: TypeAlias = Literal["schema", "gbnf", "lark", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar for llguidance, and what it can't express; plain values, for another process."""
+    """A grammar for llguidance with the parts that it can't express, as plain values for another process."""
 
     text: str
     param: str = "grammar"  # the field that errors name
-    prefix: str = PARSE_FAILED  # of their messages
-    texts: tuple[tuple["Grammar", dict[str, Any]], ...] = ()  # the grammars of inputs in it, with their places
-    hole: int = -1  # the control token that marks these
+    prefix: str = PARSE_FAILED  # of error messages
+    texts: tuple[tuple["Grammar", dict[str, Any]], ...] = ()  # the grammars of embedded inputs, with their positions
+    hole: int = -1  # the control token that marks these positions
     unique: dict[str, Any] | None = None  # the schema, if items must be unique
-    narrowed: str = ""  # a keyword whose rewritten form may reject some valid values, "" for none
+    narrowed: str = ""  # a keyword whose rewritten form may reject some valid values; "" for none
 
     @classmethod
-    def from_json(cls, found: Any) -> "Grammar":
-        """Read `dataclasses.asdict` after a conversion to JSON."""
-        return cls(**{**found, "texts": tuple((cls.from_json(grammar), place) for grammar, place in found["texts"])})
+    def from_json(cls, fields: Any) -> "Grammar":
+        """Create a grammar from its fields after a conversion to JSON."""
+        texts = tuple((cls.from_json(grammar), position) for grammar, position in fields["texts"])
+        return cls(**{**fields, "texts": texts})
 
     @contained
     def matcher(self, tokenizer: Tokenizer, request: Any) -> llguidance.LLMatcher:
-        """Compile it. Raises `InvalidRequest` for one that is wrong, or that no output matches.
+        """Compile the grammar. Raises `InvalidRequest` if it is invalid, or if no output matches.
 
-        ``request``: what it was built from, to name the place in a schema.
+        ``request``: the client's request, to name the position in a schema.
         """
         matcher = llguidance.LLMatcher(tokenizer.native, self.text, log_level=0, limits=PARSER_LIMITS)
-        # The first mask finds grammars that match nothing, or cost too much, before a slot is taken.
+        # Computing the first mask detects grammars that match nothing or cost too much, before a slot is taken.
         if not matcher.is_error() and any(matcher.compute_bitmask()) and not matcher.is_error():
             return matcher
         error = first_line(re.sub(r"^at 1\(\d+\): ", "", matcher.get_error()))  # the position of a generated text
@@ -57,11 +58,11 @@ class Grammar:
 def build(kind: Kind, request: Any, table: Callable[[], TokenTable]) -> Grammar:
     """Build a grammar from a JSON Schema, GBNF, ``[lark, max_chars]`` or ``[grammar, param, prefix]``.
 
-    ``table``: returns the vocabulary, for a grammar that may name tokens. Raises `InvalidRequest`.
+    ``table``: returns the vocabulary, for grammars that name tokens. Raises `InvalidRequest`.
     """
     match kind:
         case "schema":
-            text, unique, narrowed = written(request, SCHEMA)
+            text, unique, narrowed = normalized_schema(request, SCHEMA)
             return Grammar(grammar_text(text), SCHEMA, SCHEMA, unique=unique and unique[0], narrowed=narrowed)
         case "gbnf":
             try:

@@ -1,7 +1,7 @@
 """Enforces a client's grammar for a custom tool's input inside the grammar of the call.
 
-The grammar of the call has a hole where the input is. At the hole, a second matcher follows the input up to an end
-marker. In a JSON string this is the quote, and escapes are decoded. So the client's grammar is compiled as it is. In
+The call's grammar has a hole at the position of the input. There, a second matcher follows the input up to an end
+marker. In a JSON string this is the quote, and escapes are decoded. So the client's grammar is compiled unchanged. In
 the call's grammar, hole number n is a control token that occurs nowhere else, n + 1 times.
 """
 
@@ -21,10 +21,10 @@ _SHORT_ESCAPES = dict(zip(b'"\\/bfnrt', b'"\\/\b\f\n\r\t', strict=True))
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedText:
-    """A text's constraint at its start, and where it is: before ``end``, with none of ``never`` in it."""
+    """The initial constraint of a text that precedes ``end`` and contains none of the texts in ``never``."""
 
     constraint: MatcherConstraint
-    escaped: bool = False  # with short JSON escapes, as in schemas
+    escaped: bool = False  # with short JSON escapes, as in strings of schemas
     end: bytes = b""
     never: tuple[bytes, ...] = ()
 
@@ -43,12 +43,12 @@ class EmbeddedTexts(MatcherConstraint):
         self._enter()
 
     def fork(self) -> Self:
-        made = copy(self)
-        made._outer, made._text = self._outer.fork(), None if self._text is None else self._text.fork()
-        return made
+        fork = copy(self)
+        fork._outer, fork._text = self._outer.fork(), None if self._text is None else self._text.fork()
+        return fork
 
     def allows(self, token: int) -> bool:
-        """Return whether `token` may be next. It may be in the call and in the text, with the border inside."""
+        """Return whether `token` may be next. It may belong partly to the call and partly to the text."""
         if self._text is None:
             if self._outer.allows(token):
                 return True
@@ -58,9 +58,7 @@ class EmbeddedTexts(MatcherConstraint):
         return bool(piece) and self.fork()._advance(piece)
 
     def mask(self) -> bytes:
-        """Return the allowed tokens. Tokens with a border or an escape inside may be missing, unless they start with
-        it.
-        """
+        """Return the allowed tokens. Tokens that contain a border or an escape after their start may be missing."""
         if self._text is None:
             return self._outer.mask()
         bits = self._text.mask()
@@ -98,7 +96,7 @@ class EmbeddedTexts(MatcherConstraint):
         return inner or self._outer.failure()
 
     def _advance(self, piece: bytes) -> bool:
-        """Advance by a piece; return False for one that is not allowed, which leaves the state undefined."""
+        """Advance by a piece. Return False if it is not allowed; the state is undefined then."""
         for n in range(len(piece)):
             byte = piece[n : n + 1]
             if self._text is None:
@@ -129,10 +127,11 @@ class EmbeddedTexts(MatcherConstraint):
 
 
 class _Text:
-    """A text before an end marker. The bytes of the marker may belong to the text until the marker is complete.
+    """The state inside a text. Until the end marker is complete, its bytes may belong to the text.
 
-    ``inner`` is None if they can't. ``_exits``: the call after each possible end, with the bytes of the marker so far.
-    ``after``: the call after the text. ``pending``: the last byte was the backslash of an escape.
+    ``inner``: the text's constraint; None if the text can't continue. ``_exits``: the call's constraint after each
+    possible start of the end marker, with the number of marker bytes so far. ``after``: the call's constraint after the
+    text. ``pending``: the last byte was the backslash of an escape.
     """
 
     __slots__ = ("_exits", "_outer", "_tail", "_tokens", "after", "inner", "pending", "text")
@@ -147,10 +146,10 @@ class _Text:
         self.pending = False
 
     def fork(self) -> "_Text":
-        made = copy(self)
-        made._outer, made._exits = self._outer.fork(), [(exit_.fork(), n) for exit_, n in self._exits]
-        made.inner = None if self.inner is None else self.inner.fork()
-        return made
+        fork = copy(self)
+        fork._outer, fork._exits = self._outer.fork(), [(exit_.fork(), n) for exit_, n in self._exits]
+        fork.inner = None if self.inner is None else self.inner.fork()
+        return fork
 
     def allows_whole(self, token: int, piece: bytes) -> bool:
         if not piece:  # a control token
@@ -165,7 +164,7 @@ class _Text:
             return
         assert self.inner is not None
         self.inner.accept(token)
-        self._tail = self._kept(self._tail + piece)
+        self._tail = self._tail_of(self._tail + piece)
 
     def mask(self) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
         whole = self._tokens.plain if self.text.escaped else self._tokens.text
@@ -193,10 +192,10 @@ class _Text:
                 return any(self.inner.allows(self._tokens.single.get(char, -1)) for char in _SHORT_ESCAPES.values())
             if byte < _SPACE:
                 return False
-        begun = [*self._exits]
+        exits = [*self._exits]
         if end and self.inner is not None and self.inner.complete and byte == end[0]:
-            begun.append((self._outer.fork(), 0))
-        self._exits = [(exit_, n + 1) for exit_, n in begun if feed(exit_, text)]
+            exits.append((self._outer.fork(), 0))
+        self._exits = [(exit_, n + 1) for exit_, n in exits if feed(exit_, text)]
         is_end = self._contains(text)
         for exit_, n in self._exits:
             if n == len(end) and end in self.text.never:
@@ -204,20 +203,20 @@ class _Text:
                 return True
         if is_end:
             return False
-        self._tail = self._kept(self._tail + text)
+        self._tail = self._tail_of(self._tail + text)
         if self.inner is not None and not feed(self.inner, text):
             self.inner = None
         return self.inner is not None or bool(self._exits)
 
     def _ended(self) -> list[MatcherConstraint]:
-        """Return the calls that a control token may continue."""
+        """Return the constraints of the call that a control token may continue."""
         found = [exit_ for exit_, n in self._exits if n == len(self.text.end)]
         if not self.text.end and self.inner is not None and self.inner.complete:
             found.append(self._outer)
         return found
 
     def _is_inside(self, piece: bytes) -> bool:
-        """Return whether `piece` belongs to the text as it is and contains no start of the end marker."""
+        """Return whether `piece` belongs to the text without escapes and contains no start of the end marker."""
         if self._contains(piece) or (self.text.escaped and not is_plain(piece)):
             return False
         return not self.text.end or self.text.end[0] not in piece
@@ -226,6 +225,6 @@ class _Text:
         """Return whether `piece` would complete a forbidden text."""
         return any(text in self._tail[-len(text) + 1 :] * (len(text) > 1) + piece for text in self.text.never)
 
-    def _kept(self, text: bytes) -> bytes:
+    def _tail_of(self, text: bytes) -> bytes:
         longest = max(map(len, self.text.never), default=0)
         return text[-longest + 1 :] if longest > 1 else b""

@@ -2,7 +2,7 @@
 
 llguidance's lexer takes the longest match: its own converter's ``[a-z]+ "a"`` never matches "xa". GBNF has no lexer,
 so here every terminal is one character, and the Earley parser keeps all alternatives. The cost is a slower mask:
-about 12 ms on average for 150,000 tokens in JSON-like grammars, similar to llama-server's. It only applies when
+about 12 ms on average for 150,000 tokens in JSON-like grammars, similar to llama-server. A mask is only computed when
 the model's first choice is rejected.
 """
 
@@ -49,7 +49,7 @@ class _Converter:
         self._text = text
         self._token_id, self._ends = functools.cache(table.token_id), table.ends
         self._pos = 0
-        self._names: dict[str, str] = {}  # Lark's name of each rule of the text
+        self._names: dict[str, str] = {}  # Lark's name of each GBNF rule
         self._rules: dict[str, str] = {}
         self._references: list[tuple[str, int]] = []  # the name of a rule and the position of its use
         self._n_groups = 0
@@ -181,7 +181,7 @@ class _Converter:
         return _terminal(ranges, negated=negated)
 
     def _char(self, opened: int, unclosed: str) -> int:
-        """Read a character or an escape. ``unclosed``: the error at the end of the text, for what began at `opened`."""
+        """Read a character or an escape. ``unclosed``: the error if the text ends; `opened`: where the item started."""
         char = self._text[self._pos : self._pos + 1]
         if not char:
             self._fail(f"the {unclosed.format(self._line(opened))}")
@@ -236,7 +236,7 @@ class _Converter:
         return [item[0] + _BOUNDS.get((low, high), f"{{{low},{'' if high is None else high}}}")]
 
     def _counts(self, found: re.Match[str]) -> tuple[int, int | None]:
-        """Return the least and the most repetitions; None for any number."""
+        """Return the minimum and the maximum of repetitions; None for no maximum."""
         if found[0] in _SUFFIXES:
             return _SUFFIXES[found[0]]
         least, comma, most = found.groups()

@@ -23,12 +23,12 @@ from server.structured.grammar.schema.keywords import definitions_of, subschemas
 from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.rewriting import Rewriter, overlapping
 
-_GENERATED_PLACE = re.compile(r" while processing json-schema:///#/\$defs/\d+")
+_GENERATED_PATH = re.compile(r" while processing json-schema:///#/\$defs/\d+")
 _COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
 _IN_PLACE = ("$ref", "anyOf", "oneOf")
 _OF_OBJECTS = frozenset(["properties", "patternProperties", "additionalProperties", "required"]) | _COUNTS_PROPERTIES
-_SAYS_WHICH = frozenset(["additionalProperties", "patternProperties", "const", "enum"]) | _COUNTS_PROPERTIES
-_NO_SCHEMAS = ("const", "enum", "required", "default", "examples")
+_OWN_LIMITS = frozenset(["additionalProperties", "patternProperties", "const", "enum"]) | _COUNTS_PROPERTIES
+_DATA_KEYWORDS = ("const", "enum", "required", "default", "examples")
 _OPTIONS = {
     "whitespace_flexible": False,
     "whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})",
@@ -37,30 +37,32 @@ _OPTIONS = {
 }
 _BOUNDS = frozenset(["minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 _SHORT_ESCAPES = 'nrbtf\\"'
-_CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")  # a character without a short escape, no pattern's escape
+_CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")  # a character without a short escape, not an escape in a pattern
 
 
-def written(schema: object, what: str) -> tuple[str, tuple[dict[str, Any], str] | None, str]:
-    """Return a schema for llguidance; if items must be unique, also its rewritten form with the first such place; and a
-    keyword whose rewritten form may reject some valid values, "" for none.
+def normalized_schema(schema: object, field: str) -> tuple[str, tuple[dict[str, Any], str] | None, str]:
+    """Return a schema for llguidance and two further values.
 
-    Raises `InvalidRequest` that names the place. Time is bounded by the `limits`; nothing is fetched for a `$ref`.
+    If items must be unique, the second is the rewritten schema with the first path of such an array. The third is a
+    keyword whose rewritten form may reject some valid values; "" for none.
+
+    Raises `InvalidRequest` that names the path. Time is bounded by the `limits`; nothing is fetched for a `$ref`.
     """
     if not isinstance(schema, dict | bool):
-        raise InvalidRequest(f"{what} must be a JSON object, got {type(schema).__name__}", what)
-    _check_size(schema, what)
+        raise InvalidRequest(f"{field} must be a JSON object, got {type(schema).__name__}", field)
+    _check_size(schema, field)
     if isinstance(schema, bool):
         schema = {"allOf": [schema]}
-    document = Document(schema, what)
+    document = Document(schema, field)
     plain = document.plain()
-    rewriter = Rewriter(plain, what, document.places, exclusive=False)
-    rewritten = _rewritten(rewriter, what)
+    rewriter = Rewriter(plain, field, document.paths, exclusive=False)
+    rewritten = _rewritten(rewriter, field)
     text = _text(rewritten)
     if '"oneOf"' in text and (rewriter.narrowed or "oneOf constraints" in _problem(text)):
-        rewriter = Rewriter(plain, what, document.places, exclusive=True)
-        rewritten = _rewritten(rewriter, what)
+        rewriter = Rewriter(plain, field, document.paths, exclusive=True)
+        rewritten = _rewritten(rewriter, field)
     unique = (rewritten, rewriter.unique) if rewriter.unique else None
-    # Runs after the search for overlaps: closed branches overlap less than the client's.
+    # After the search for overlaps, because closed branches overlap less than the client's.
     return _text(_closed_document(rewritten)), unique, rewriter.narrowed
 
 
@@ -75,53 +77,55 @@ def _problem(text: str) -> str:
     return problem
 
 
-def _rewritten(rewriter: Rewriter, what: str) -> dict[str, Any]:
+def _rewritten(rewriter: Rewriter, field: str) -> dict[str, Any]:
     """Return the rewritten document. Raises `InvalidRequest` for a definition that only refers to itself.
 
-    A value that must match it has no end: llguidance compiles such a schema, and a reply could not be completed.
+    No finite value matches it, but llguidance compiles such a schema, so a reply could not be completed.
     """
     rewritten = rewriter.rewritten()
     try:
-        TopologicalSorter({name: _joined_in_place(part) for name, part in definitions_of(rewritten).items()}).prepare()
+        TopologicalSorter(
+            {name: _references_in_place(part) for name, part in definitions_of(rewritten).items()}
+        ).prepare()
     except CycleError:
-        raise InvalidRequest(f"{what}: a '$ref' leads back to itself with nothing in between", what) from None
+        raise InvalidRequest(f"{field}: a '$ref' leads back to itself with nothing in between", field) from None
     return rewritten
 
 
 def _text(rewritten: dict[str, Any]) -> str:
     options: dict[str, Any] = _OPTIONS
     if not _CONTROL.search(json.dumps(rewritten, ensure_ascii=False)):
-        # With \u, a listed name could be spelled as an unlisted one, which a different subschema applies to.
+        # With \u escapes, a listed name could be written as an unlisted one, to which another subschema applies.
         options = {**_OPTIONS, "json_allowed_escapes": _SHORT_ESCAPES}
     return json.dumps({**rewritten, "x-guidance": options}, ensure_ascii=False)
 
 
 def _closed_document(document: dict[str, Any]) -> dict[str, Any]:
-    """Close every object except those that are combined with others, because none lists the others' properties."""
-    parts, joined = definitions_of(document), set[str]()
-    waiting = [name for part in parts.values() for name in _joined_references(part, joined=False)]
+    """Close every object except combined ones, because none of these lists the others' properties."""
+    parts, combined = definitions_of(document), set[str]()
+    waiting = [name for part in parts.values() for name in _combined_references(part, combined=False)]
     while waiting:
         name = waiting.pop()
-        if name not in joined:
-            joined.add(name)
-            waiting += _joined_references(parts[name], joined=True)
-    made = {name: part if name in joined else _closed(part) for name, part in parts.items()}
-    defs = {name: made[f"#/$defs/{name}"] for name in document.get("$defs", {})}
-    return {**made["#"], "$defs": defs} if defs else made["#"]
+        if name not in combined:
+            combined.add(name)
+            waiting += _combined_references(parts[name], combined=True)
+    closed = {name: part if name in combined else _closed(part) for name, part in parts.items()}
+    defs = {name: closed[f"#/$defs/{name}"] for name in document.get("$defs", {})}
+    return {**closed["#"], "$defs": defs} if defs else closed["#"]
 
 
-def _joined_references(schema: Any, *, joined: bool) -> Iterator[str]:
+def _combined_references(schema: Any, *, combined: bool) -> Iterator[str]:
     """Return the definitions whose properties are combined with those of other schemas."""
     if not isinstance(schema, dict):
         return
-    joined = joined or _joins(schema)
-    if joined and "$ref" in schema:
+    combined = combined or _combines(schema)
+    if combined and "$ref" in schema:
         yield schema["$ref"]
     for each in subschemas(schema):
-        yield from _joined_references(each, joined=joined)
+        yield from _combined_references(each, combined=combined)
 
 
-def _joins(schema: dict[str, Any]) -> bool:
+def _combines(schema: dict[str, Any]) -> bool:
     """Return whether several schemas describe a value's properties here, so that none may exclude others."""
     n_in_place = len(schema.get("allOf", ())) + sum(key in schema for key in _IN_PLACE)
     names_twice = {"properties", "patternProperties"} <= schema.keys()
@@ -129,59 +133,59 @@ def _joins(schema: dict[str, Any]) -> bool:
 
 
 def _closed(schema: Any) -> Any:
-    """Forbid additional properties unless the schema specifies them, or lists properties that are forbidden."""
-    if not isinstance(schema, dict) or _joins(schema):
+    """Set ``additionalProperties`` to false, unless the schema specifies them or lists forbidden properties."""
+    if not isinstance(schema, dict) or _combines(schema):
         return schema
-    made = with_subschemas(schema, lambda each, _: _closed(each))
-    listed = made.get("properties")
-    if listed is not None and False not in listed.values() and not _SAYS_WHICH & schema.keys():
+    closed = with_subschemas(schema, lambda each, _: _closed(each))
+    listed = closed.get("properties")
+    if listed is not None and False not in listed.values() and not _OWN_LIMITS & schema.keys():
         needed = {name: True for name in schema.get("required", ()) if name not in listed}
-        made |= {"properties": {**listed, **needed}, "additionalProperties": False}
-    return made
+        closed |= {"properties": {**listed, **needed}, "additionalProperties": False}
+    return closed
 
 
-def _check_size(schema: object, what: str) -> None:
+def _check_size(schema: object, field: str) -> None:
     level: list[object] = [schema]
     n_values = depth = 0
     while level:
         depth += 1
         n_values += len(level)
         if depth > MAX_SCHEMA_DEPTH:
-            raise InvalidRequest(f"{what} is nested deeper than {MAX_SCHEMA_DEPTH} levels", what)
+            raise InvalidRequest(f"{field} is nested deeper than {MAX_SCHEMA_DEPTH} levels", field)
         if n_values > MAX_SCHEMA_NODES:
-            raise InvalidRequest(f"{what} has more than {MAX_SCHEMA_NODES} values", what)
+            raise InvalidRequest(f"{field} has more than {MAX_SCHEMA_NODES} values", field)
         inner = [
             value.values() if isinstance(value, dict) else value for value in level if isinstance(value, dict | list)
         ]
         level = [child for values in inner for child in values]
 
 
-def _joined_in_place(schema: Any) -> list[str]:
+def _references_in_place(schema: Any) -> list[str]:
     """Return the definitions that apply to the same value as a schema, in any combination."""
     if not isinstance(schema, dict):
         return []
     found = [schema["$ref"]] if "$ref" in schema else []
-    return found + [name for part in schema.get("allOf", ()) for name in _joined_in_place(part)]
+    return found + [name for part in schema.get("allOf", ()) for name in _references_in_place(part)]
 
 
 def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
-    """llguidance's refusal, with the place of the keyword it names, or of the one that leaves nothing."""
+    """Convert llguidance's error to one with the path of the keyword that caused it."""
     if narrowed and error.startswith("Unsatisfiable"):
         return InvalidRequest(f"{narrowed} cannot be enforced, or nothing matches: {error}", narrowed.split(": ")[0])
     keywords = list(_keywords_in(schema))
     if "oneOf constraints" in error:
-        return overlapping(next((place for place, keyword, _ in keywords if keyword == "oneOf"), "json_schema"))
+        return overlapping(next((path for path, keyword, _ in keywords if keyword == "oneOf"), "json_schema"))
     if "regex" in error:
         quoted = _as_quoted(error)
-        for place, keyword, value in keywords:
+        for path, keyword, value in keywords:
             if any(pattern and _as_quoted(readable(pattern)) in quoted for pattern in _patterns_in(keyword, value)):
-                return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {error}", place)
+                return InvalidRequest(f"{path}: the keyword '{keyword}' cannot be enforced: {error}", path)
         bounds = [each for each in keywords if each[1] in _BOUNDS and isinstance(each[2], int | float)]
-        if bounds:  # llguidance writes them as regexes
-            place, keyword, bound = max(bounds, key=lambda each: (abs(each[2]), each))
+        if bounds:  # llguidance converts them to regexes
+            path, keyword, bound = max(bounds, key=lambda each: (abs(each[2]), each))
             reason = f"{abs(bound):g} is too large"
-            return InvalidRequest(f"{place}: the keyword '{keyword}' cannot be enforced: {reason}", place)
-    return InvalidRequest(f"json_schema: {_GENERATED_PLACE.sub('', error)}", "json_schema")
+            return InvalidRequest(f"{path}: the keyword '{keyword}' cannot be enforced: {reason}", path)
+    return InvalidRequest(f"json_schema: {_GENERATED_PATH.sub('', error)}", "json_schema")
 
 
 def _patterns_in(keyword: str, value: object) -> list[str]:
@@ -192,19 +196,19 @@ def _patterns_in(keyword: str, value: object) -> list[str]:
 
 
 def _as_quoted(pattern: str) -> str:
-    """Return a pattern as llguidance may write it: slashes not escaped, classes spelled out."""
+    """Return a pattern as llguidance may quote it: without escaped slashes, with expanded classes."""
     return pattern.replace("\\/", "/").replace("\\w", "[0-9a-zA-Z_]").replace("\\d", "[0-9]")
 
 
 def _keywords_in(schema: object) -> Iterator[tuple[str, str, Any]]:
-    """Yield the place, name and value of everything in a schema that is not data, by increasing depth."""
+    """Yield the path, name and value of all members of a schema except data, by increasing depth."""
     level = [("json_schema", schema)]
     while level:
         below: list[tuple[str, object]] = []
-        for place, value in level:
+        for path, value in level:
             if isinstance(value, dict):
-                yield from ((place, key, sub) for key, sub in value.items())
-                below += [(f"{place}.{key}", sub) for key, sub in value.items() if key not in _NO_SCHEMAS]
+                yield from ((path, key, sub) for key, sub in value.items())
+                below += [(f"{path}.{key}", sub) for key, sub in value.items() if key not in _DATA_KEYWORDS]
             elif isinstance(value, list):
-                below += [(f"{place}.{n}", sub) for n, sub in enumerate(value)]
+                below += [(f"{path}.{n}", sub) for n, sub in enumerate(value)]
         level = below

@@ -1,4 +1,4 @@
-"""Checks of a client's grammar in llguidance's dialect of Lark, and the texts in our own."""
+"""Checks a client's grammar in llguidance's dialect of Lark, and extracts embedded texts from Llamapool's own."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from server.errors import InvalidRequest
-from server.structured.grammar.json_schema import written
+from server.structured.grammar.json_schema import normalized_schema
 from server.structured.grammar.limits import MAX_TEXT_CHARS
 from server.structured.grammar.schema.document import unenforceable
 
@@ -21,15 +21,16 @@ _JSON = json.JSONDecoder()
 
 
 def without_anchors(regex: str) -> str:
-    """Return the regex without leading ``^`` and trailing ``$``, since it always matches a whole text."""
+    """Return the regex without leading ``^`` and trailing ``$``, because it always matches a whole text."""
     regex = regex.removeprefix("^")
     ends = regex.endswith("$") and (len(regex) - len(regex[:-1].rstrip("\\"))) % 2 == 1
     return regex[:-1] if ends else regex
 
 
 def checked_lark(text: str) -> str:
-    """Check a client's Lark grammar for its size and every ``%json``. Raises InvalidRequest. llguidance reports
-    other errors.
+    """Check the size and every ``%json`` of a client's Lark grammar. Raises `InvalidRequest`.
+
+    llguidance reports other errors.
     """
     grammar, texts, _ = lark_with_texts(text, MAX_TEXT_CHARS, ())
     if texts:
@@ -38,10 +39,10 @@ def checked_lark(text: str) -> str:
 
 
 def lark_with_texts(text: str, max_chars: int, special: Iterable[int]) -> tuple[str, list[dict[str, Any]], int]:
-    """Check a Lark grammar like `checked_lark`, and take every ``%text`` (`TextGrammar`) out of it.
+    """Check a Lark grammar like `checked_lark`, and replace every ``%text`` (`TextGrammar`) by a hole.
 
-    ``special``: the control tokens that no text matches. Returns the grammar, the texts, and the control token that
-    marks their places: n + 1 times for number n.
+    ``special``: the control tokens, which text does not match. Returns the grammar, the texts, and the control token
+    that marks their positions: n + 1 times for number n.
     """
     if len(text) > max_chars:
         raise InvalidRequest(f"the grammar has {len(text)} characters, {max_chars} are allowed")
@@ -59,7 +60,7 @@ def lark_with_texts(text: str, max_chars: int, special: Iterable[int]) -> tuple[
         found, pos = _inline_json(text, pos, keyword)
         n_copied = pos
         if keyword == "%json":
-            schema, unique, _ = written(found, "%json")
+            schema, unique, _ = normalized_schema(found, "%json")
             if unique is not None:
                 raise unenforceable("uniqueItems", unique[1])
             out.append(f"%json {schema}")

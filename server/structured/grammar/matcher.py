@@ -1,5 +1,6 @@
-"""One sequence's progress through a grammar, and the masks of several sequences in one call: llguidance computes those
-in threads of its own, without the GIL.
+"""Tracks one sequence's progress through a grammar, and computes the masks of several sequences in one call.
+
+llguidance computes masks in its own threads, without the GIL.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from server.structured.constraint import n_mask_bytes
 from server.structured.grammar.limits import MAX_SLOW_S, REFILL_S, SLOW_S
 from server.structured.grammar.tokenizer import Tokenizer
 
-# With RUST_BACKTRACE=1 llguidance records a stack for each error that it handles: a schema took 3.3 s instead of 0.6.
+# With RUST_BACKTRACE=1, llguidance records a backtrace for each handled error: a schema took 3.3 s instead of 0.6 s.
 os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 
 P = ParamSpec("P")
@@ -28,14 +29,14 @@ _SOURCE_LINE = re.compile(r"\s*\d+ \| ")
 
 
 def contained(call: Callable[P, R]) -> Callable[P, R]:
-    """`call`, raising `InternalError` where llguidance panics: what it was called for is lost, and nothing else."""
+    """Decorate a function to raise `InternalError` if llguidance panics, so that only one request fails."""
 
     @wraps(call)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return call(*args, **kwargs)
         except BaseException as error:
-            # Each Rust library has a class of its own for panics, which is no `Exception`, and which can't be imported.
+            # Each Rust library has its own panic class, which is not an `Exception` and can't be imported.
             if type(error).__name__ != "PanicException":
                 raise
             raise InternalError(f"the grammar library failed: {str(error)[:400]}") from error
@@ -44,23 +45,23 @@ def contained(call: Callable[P, R]) -> Callable[P, R]:
 
 
 class Recipe(NamedTuple):
-    """What a constraint was made of, for a compiler elsewhere over the same vocabulary (`GrammarCompiler.recreate`)."""
+    """The origin of a constraint, for another compiler with the same vocabulary (`GrammarCompiler.recreate`)."""
 
-    request: str = ""  # its kind, the client's request and its field, as JSON
-    begun: bytes = b""  # the text that it has taken since
+    request: str = ""  # the kind, the client's request and its field, as JSON
+    begun: bytes = b""  # the text that the constraint has accepted since
 
 
 class MatcherConstraint:
-    """`server.engine.request.Constraint` over an llguidance matcher.
+    """Implements `Constraint` with an llguidance matcher.
 
-    A matcher that runs into a limit in the middle of the output stays in error. Then `allows` says False for every
-    token, and `mask` and `accept` raise InvalidRequest with the reason, which the engine turns into the request's
-    failure: the output cannot be continued truthfully. A panic of the library is an InternalError, of any method.
+    A matcher that exceeds a limit stays in an error state. Then `allows` returns False for every token, and `mask` and
+    `accept` raise `InvalidRequest` with the reason, which fails the request: its output cannot be continued correctly.
+    Every method raises `InternalError` if llguidance panics.
 
-    The lexer has fuel for one mask; only a mask refills it, so `allows` computes one when tokens alone have used some
-    (`REFILL_S`). CPU time above `SLOW_S` for a single call is added up, and ends the output beyond `MAX_SLOW_S`.
+    The lexer has fuel for one mask. Only computing a mask refills it, so `allows` computes one after tokens have used
+    `REFILL_S`. CPU time above `SLOW_S` in a single call is added up. A sum above `MAX_SLOW_S` is an error.
 
-    ``is_watched``: the next mask is to be computed by `mask`, which measures it. ``tokenizer``: of ``matcher``.
+    ``is_watched``: the next mask must be computed alone, by `mask`, which measures its time.
     """
 
     __slots__ = ("_param", "_since_mask_s", "_slow_s", "is_watched", "matcher", "recipe", "tokenizer")
@@ -81,9 +82,9 @@ class MatcherConstraint:
 
     @contained
     def fork(self) -> Self:
-        made = copy(self)
-        made.matcher = self.matcher.deep_copy()
-        return made
+        fork = copy(self)
+        fork.matcher = self.matcher.deep_copy()
+        return fork
 
     @contained
     def allows(self, token: int) -> bool:
@@ -91,7 +92,7 @@ class MatcherConstraint:
         if not 0 <= token < self.tokenizer.n_tokens or self._slow_s > MAX_SLOW_S:
             return False
         if self._since_mask_s > REFILL_S:
-            with contextlib.suppress(InvalidRequest):  # validating fails, too, and `mask` says why
+            with contextlib.suppress(InvalidRequest):  # then validating also fails, and `mask` raises the reason
                 self.mask()
         began = time.thread_time()
         is_end = token in self.tokenizer.ends and self.matcher.is_accepting()
@@ -101,7 +102,7 @@ class MatcherConstraint:
 
     @contained
     def mask(self) -> bytes:
-        """Return a bit per token in little-endian 32-bit words; raises InvalidRequest when the matcher gave up."""
+        """Return a bit per token in little-endian 32-bit words. Raises `InvalidRequest` in an error state."""
         began = time.thread_time()
         bits: bytes = self.matcher.compute_bitmask()
         cpu_s = time.thread_time() - began
@@ -121,7 +122,7 @@ class MatcherConstraint:
 
     @contained
     def accept(self, token: int) -> None:
-        """Advance; raises InvalidRequest for a token that is not allowed or when the matcher gave up."""
+        """Advance by a token. Raises `InvalidRequest` if it is not allowed, or in an error state."""
         began = time.thread_time()
         taken = self.matcher.consume_token(token)
         self._count(time.thread_time() - began)
@@ -136,12 +137,12 @@ class MatcherConstraint:
     @property
     @contained
     def complete(self) -> bool:
-        """True when the output may end here (it may also continue)."""
+        """Return whether the output may end here. It may also continue."""
         return bool(self.matcher.is_accepting())
 
     @contained
     def failure(self) -> InvalidRequest | None:
-        """Return why the matcher gave up, if it did."""
+        """Return the error of an error state; None otherwise."""
         if self.matcher.is_error():
             reason = first_line(self.matcher.get_error())
         elif self._slow_s > MAX_SLOW_S:
@@ -152,16 +153,16 @@ class MatcherConstraint:
 
 
 def first_line(error: str) -> str:
-    """llguidance's message without its dumps of the parser's state and of the grammar."""
+    """Return llguidance's message without its dumps of the parser's state and of the grammar."""
     if error.startswith("panic"):
         return "the grammar is too large"
-    kept: list[str] = []
+    lines: list[str] = []
     for line in error.splitlines():
         if line.startswith(("<state>", "<non-verbose", "<grammar>")) or _SOURCE_LINE.match(line):
             break
         if line.strip(" ^"):
-            kept.append(line.strip())
-    message = " ".join(kept)[:400]
+            lines.append(line.strip())
+    message = " ".join(lines)[:400]
     if "too many expressions" in message:
         return "its patterns cost too much (too many expressions): use simpler patterns, or smaller counts and lengths"
     return "no output matches" if message in ("", "NoExtensionBias") else message
@@ -171,24 +172,24 @@ MAX_THREADS = 8  # a mask takes about 0.1 ms: more threads cost more to wake tha
 
 
 class Masks:
-    """Owns the threads; used by one thread. The constraints of a call are for one vocabulary, each is there once."""
+    """Computes masks with its own threads. Used by one thread. A call's constraints are distinct, of one vocabulary."""
 
     def __init__(self) -> None:
         self._executor = llguidance.LLExecutor(min(os.cpu_count() or 1, MAX_THREADS))
 
     def compute(self, constraints: Sequence[MatcherConstraint]) -> list[memoryview | InvalidRequest]:
-        """Compute the mask of each constraint, or the error that it would raise.
+        """Return the mask of each constraint, or the error that computing it raises.
 
-        The CPU time of one mask is not known when several are computed in a call. So after a slow call each of its
-        constraints computes the next mask by itself.
+        A call that computes several masks does not return the CPU time of each one. So after a slow call, the next mask
+        of each of its constraints is computed alone.
         """
         rest = [each for each in constraints if not each.is_watched]
-        alone = {n: _mask_of(each) for n, each in enumerate(constraints) if each.is_watched}
-        together = iter(self._together(rest) if rest else ())
-        return [alone[n] if n in alone else next(together) for n in range(len(constraints))]
+        single = {n: _mask_of(each) for n, each in enumerate(constraints) if each.is_watched}
+        batched = iter(self._batch(rest) if rest else ())
+        return [single[n] if n in single else next(batched) for n in range(len(constraints))]
 
     @contained
-    def _together(self, constraints: Sequence[MatcherConstraint]) -> list[memoryview | InvalidRequest]:
+    def _batch(self, constraints: Sequence[MatcherConstraint]) -> list[memoryview | InvalidRequest]:
         n_bytes = n_mask_bytes(constraints[0].tokenizer.n_tokens)
         rows = np.zeros((len(constraints), n_bytes), np.uint8)
         matchers = [(constraint.matcher, row) for row, constraint in enumerate(constraints)]

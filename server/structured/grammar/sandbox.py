@@ -1,8 +1,8 @@
-"""Compiles grammars in a sandboxed process first. A grammar that takes too much costs that process and nothing else.
+"""Compiles grammars in a sandboxed process first, so that an explosive grammar only ends that process.
 
-llguidance intersects schemas without a bound: two kilobytes of `oneOf` and `allOf` can take all memory. What the
-sandbox has compiled within its limits takes the same time and memory in the server, which then compiles it again.
-`sandbox_worker` is the other side.
+llguidance intersects schemas without a bound: two kilobytes of `oneOf` and `allOf` can take all memory. A grammar that
+compiled within the sandbox's limits takes the same time and memory in the server, which then compiles it again.
+`sandbox_worker` runs in the process.
 """
 
 import json
@@ -14,27 +14,27 @@ from server.sandbox.worker import FAULT
 from server.structured.grammar.attempt import MAX_SANDBOX_S, CompileCancelled, CompileLater, current
 
 VOCABULARY, COMPILE = b"v", b"c"
-"""Requests: a pickled `TokenTable`; in JSON the kind and the request for `build`, and the field that errors name."""
+"""Requests: a pickled `TokenTable`; JSON of the kind and the request for `build`, and of the field that errors name."""
 DONE, REFUSED = b"d", b"r"
 """Replies, in JSON: a `Grammar`, or the message and field of an `InvalidRequest`."""
 ANSWERER = "server.structured.grammar.sandbox_worker:answerer"
 LIMITS = WorkLimits(cpu_s=1.5, wall_s=15.0, memory_bytes=460 << 20, answer_bytes=32 << 20)
-"""Of one grammar. The memory includes a vocabulary, about 100 MB for 150,000 tokens."""
+"""Limits of one grammar. The memory includes a vocabulary, about 100 MB for 150,000 tokens."""
 RETRY_S = 5
 _TOO_MUCH = "compiling it was stopped, {}: use fewer or simpler alternatives, references and patterns"
 
 
 class Sandbox(Processes):
-    """The processes, started when they are first needed. Safe in any thread."""
+    """The processes, which are started on demand. Thread-safe."""
 
     def __init__(self, limits: WorkLimits = LIMITS) -> None:
         super().__init__(ANSWERER, limits, max_idle=2)
 
     def compile(self, vocabulary: bytes, request: bytes, param: str) -> Any:
-        """Compile a grammar there; returns what `sandbox_worker` answers.
+        """Compile a grammar in a process and return its reply (`DONE`).
 
-        ``vocabulary``: a pickled `TokenTable`. ``param``: the field that a refusal names. Raises `InvalidRequest` for a
-        grammar that is wrong or takes too much, `CompileLater`, `CompileCancelled`, and `Unavailable`.
+        ``vocabulary``: a pickled `TokenTable`. ``param``: the field that errors name. Raises `InvalidRequest` if the
+        grammar is invalid or exceeds the limits, `CompileLater`, `CompileCancelled`, `TooLate`, and `Unavailable`.
         """
         attempt = current()
         if attempt is None:
@@ -49,7 +49,7 @@ class Sandbox(Processes):
                 with self.borrowed(vocabulary) as process:
                     is_fresh = not process.n_done
                     with attempt.working(process.kill):
-                        kind, answer = self._asked(process, vocabulary, request)
+                        kind, answer = self._reply(process, vocabulary, request)
                 break
             except Stopped as stopped:
                 if attempt.cancelled:
@@ -64,19 +64,19 @@ class Sandbox(Processes):
                     raise InvalidRequest(f"{param}: {_TOO_MUCH.format(stopped)}", param) from None
                 if is_fresh:
                     raise InternalError(f"the process that compiled {param} was killed") from None
-                # otherwise an earlier grammar may be the cause: try again
+                # An earlier grammar may have caused it: retry in a new process.
         if kind == FAULT:
             raise InternalError(f"compiling {param} failed: {answer.decode(errors='replace')[:400]}")
-        found = json.loads(answer)
+        reply = json.loads(answer)
         if kind == REFUSED:
-            raise InvalidRequest(*found)
-        return found
+            raise InvalidRequest(*reply)
+        return reply
 
     def close(self, *, kill: bool = True) -> None:
-        """End the processes, also those at work."""
+        """End the processes, including those that are compiling."""
         super().close(kill=kill)
 
-    def _asked(self, process: Process, vocabulary: bytes, request: bytes) -> tuple[bytes, bytes]:
+    def _reply(self, process: Process, vocabulary: bytes, request: bytes) -> tuple[bytes, bytes]:
         if not process.n_done:
             kind, answer, _ = process.ask(VOCABULARY, vocabulary)
             if kind == FAULT:

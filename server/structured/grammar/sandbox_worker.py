@@ -1,4 +1,4 @@
-"""The child process of `sandbox`: compiles a grammar as the server does and tests it."""
+"""Runs in a process of `sandbox`: compiles a grammar like the server, and tests it."""
 
 import json
 import pickle
@@ -19,23 +19,23 @@ from server.structured.grammar.sandbox import DONE, REFUSED, VOCABULARY
 from server.structured.grammar.tokenizer import Tokenizer, TokenTable
 
 _N_WALKS, _N_STEPS = 2, 24
-"""Tokens that a grammar is tried with: some fail at the first text that they are given."""
+"""Random outputs to test a grammar with, and their tokens: some grammars fail at the first text."""
 
 
 def answerer() -> Answer:
-    """Return the function that answers requests. A grammar that overflows the thread's stack ends the process."""
+    """Return the request handler. A grammar that overflows the thread's stack ends the process."""
     threading.stack_size(SANDBOX_STACK_BYTES)
     thread = ThreadPoolExecutor(1)
     vocabulary: list[tuple[TokenTable, Tokenizer]] = []
 
-    def answer(what: bytes, request: bytes) -> tuple[bytes, bytes]:
-        if what == VOCABULARY:
-            table: TokenTable = pickle.loads(request)  # noqa: S301 - of the server's own
+    def answer(kind: bytes, request: bytes) -> tuple[bytes, bytes]:
+        if kind == VOCABULARY:
+            table: TokenTable = pickle.loads(request)  # noqa: S301 - sent by the server
             vocabulary[:] = [(table, Tokenizer(table))]
             return DONE, b""
         try:
-            made = thread.submit(_built, *vocabulary[0], *json.loads(request)).result()
-            return DONE, json.dumps(made, default=_as_dict).encode()
+            grammar = thread.submit(_built, *vocabulary[0], *json.loads(request)).result()
+            return DONE, json.dumps(grammar, default=_as_dict).encode()
         except InvalidRequest as error:
             return REFUSED, json.dumps([error.message, error.param]).encode()
 
@@ -57,18 +57,18 @@ def _as_dict(value: Any) -> dict[str, Any]:
 def _try_out(matcher: llguidance.LLMatcher, grammar: Grammar) -> None:
     """Generate random allowed tokens. Raises `InvalidRequest` if the matcher fails, as it would during a reply."""
     for seed in range(_N_WALKS):
-        chance, walked = random.Random(seed), matcher.deep_copy()  # noqa: S311 - to be the same each time
+        rng, walk = random.Random(seed), matcher.deep_copy()  # noqa: S311 - must be reproducible
         for _ in range(_N_STEPS):
-            mask = walked.compute_bitmask()
-            if walked.is_stopped() or not walked.consume_token(_any_token(mask, chance)):
+            mask = walk.compute_bitmask()
+            if walk.is_stopped() or not walk.consume_token(_random_token(mask, rng)):
                 break
-        if walked.is_error():
-            reason = first_line(walked.get_error())
+        if walk.is_error():
+            reason = first_line(walk.get_error())
             raise InvalidRequest(f"{grammar.prefix}: it exceeds the limits of one token: {reason}", grammar.param)
 
 
-def _any_token(mask: bytes, chance: random.Random) -> int:
+def _random_token(mask: bytes, rng: random.Random) -> int:
     """Return a random token of the non-empty mask."""
-    start = chance.randrange(len(mask))
+    start = rng.randrange(len(mask))
     at = next(n % len(mask) for n in range(start, start + len(mask)) if mask[n % len(mask)])
-    return at * 8 + chance.choice([bit for bit in range(8) if mask[at] >> bit & 1])
+    return at * 8 + rng.choice([bit for bit in range(8) if mask[at] >> bit & 1])

@@ -1,4 +1,4 @@
-"""The tokens of a vocabulary by their text, for constraints that follow the text byte by byte."""
+"""Indexes of a vocabulary's tokens by their text, for constraints that follow the text byte by byte."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,10 @@ _QUOTE, _BACKSLASH, _SPACE = b'"'[0], b"\\"[0], b" "[0]
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """``crossing``: tokens that may contain the end of a marker and text after it. ``longest``: of the markers."""
+    """An index for some markers.
+
+    ``crossing``: tokens that may contain the end of a marker and text after it. ``longest``: bytes of the longest one.
+    """
 
     tokens: "TextTokens"
     crossing: tuple[int, ...]
@@ -24,11 +27,11 @@ class Markers:
 
 
 class TextTokens:
-    """Indexes of one vocabulary. Each is made when it is first used, with a look at every token. Thread-safe.
+    """Indexes of one vocabulary, each built from all tokens at its first use. Thread-safe.
 
-    ``quotes``: the tokens that may end a string; ``items``: those that may open an array and end two of its items.
-    ``plain``: a mask of the tokens that are the same in a JSON string; ``text``: of all that have a text. ``escapes``:
-    tokens that start with a backslash.
+    ``quotes``: tokens that may end a string. ``items``: tokens that may open an array and end one of its items.
+    ``plain``: a mask of the tokens without characters to escape in JSON. ``text``: a mask of the tokens with a text.
+    ``escapes``: tokens that start with a backslash.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -44,11 +47,11 @@ class TextTokens:
 
     @cached_property
     def pieces(self) -> list[bytes]:
-        """Return the text of each token; nothing for control tokens."""
+        """Return the text of each token; empty for control tokens."""
         return [self.vocab.piece(token, special=False) for token in range(self.vocab.n_tokens)]
 
     def piece(self, token: int, *, shown: bool = False) -> bytes:
-        """Return the text of a token; nothing for a control token that isn't shown."""
+        """Return the text of a token; empty for a control token unless `shown`."""
         return self.vocab.piece(token, special=shown) if 0 <= token < self.vocab.n_tokens else b""
 
     @cached_property
@@ -71,7 +74,7 @@ class TextTokens:
         return Markers(self, tuple(sorted(crossing)), max(map(len, texts), default=0))
 
     def with_inside(self, byte: int) -> tuple[int, ...]:
-        """Return the tokens with text after that byte."""
+        """Return the tokens that contain the byte before their last position."""
         if byte not in self._with_inside:
             found = (token for token, piece in enumerate(self.pieces) if 0 <= piece.find(byte) < len(piece) - 1)
             self._with_inside[byte] = tuple(found)

@@ -1,4 +1,4 @@
-"""The model's vocabulary as llguidance wants it: the bytes of every token, which are special, which end the output."""
+"""The model's vocabulary for llguidance: the bytes of every token, special tokens, and tokens that end the output."""
 
 import weakref
 from collections.abc import Sequence
@@ -11,16 +11,17 @@ from server.vocab import Vocab
 
 MAX_TOKEN_BYTES = 1024
 _SHORT_TEXT = r'[^"\\\x00-\x1F\x7F]{1,16}'
-"""Tokens whose mask is prepared for where a string may go on. llguidance's own four such sets double the memory: 18 MB
-instead of 10 for 49,000 tokens; most masks take as long with one.
+"""The slice of tokens that llguidance prepares for the inside of strings.
+
+Its default of four slices takes 18 MB instead of 10 MB for 49,000 tokens, and most masks are not faster.
 """
 
 
 class _Encoder:
-    """What `llguidance.TokenizerWrapper` takes: the vocabulary, and a function that encodes text the grammar forces.
+    """The argument of `llguidance.TokenizerWrapper`: the vocabulary, and a function that encodes forced text.
 
-    llguidance allows only the first token of the answer then, so the tokens must spell the text. The greedy longest
-    match always does; a model's own tokenizer may add a space in front.
+    llguidance then only allows the first of these tokens, so the tokens must spell the text exactly. The greedy longest
+    match does; a model's own tokenizer may add a leading space.
     """
 
     def __init__(self, table: "TokenTable") -> None:
@@ -37,10 +38,10 @@ class _Encoder:
 
 
 class Tokenizer:
-    """llguidance's tokenizer of one vocabulary: about 0.7 s for 150,000 tokens. Every constraint refers to it.
+    """llguidance's tokenizer of one vocabulary. Creating it takes about 0.7 s for 150,000 tokens.
 
-    ``native``: llguidance's object. It calls an encoder that refers to it. Python's collector does not see such a cycle
-    through Rust, so the end of this object opens it: nothing may use ``native`` any longer.
+    ``native``: llguidance's object, which calls an encoder that refers to it. Python's garbage collector does not see
+    this cycle through Rust, so finalizing the `Tokenizer` breaks it. ``native`` must not be used after that.
     """
 
     def __init__(self, table: "TokenTable") -> None:
@@ -48,7 +49,7 @@ class Tokenizer:
         encoder = _Encoder(table)
         wrapper = llguidance.TokenizerWrapper(encoder)
         self.native = llguidance.LLTokenizer(wrapper, eos_token=list(table.ends), slices=[_SHORT_TEXT])
-        wrapper.tokens = encoder.tokens = ()  # it has copies
+        wrapper.tokens = encoder.tokens = ()  # llguidance has copies
         encoder.greedy = self.native
         weakref.finalize(self, setattr, encoder, "greedy", None).atexit = False
 
@@ -65,9 +66,10 @@ class TokenTable:
 
     @classmethod
     def of(cls, vocab: Vocab) -> "TokenTable":
-        """Read `vocab`. Raises `InvalidRequest` for a vocabulary that llguidance can't take.
+        """Read `vocab`. Raises `InvalidRequest` for a vocabulary that llguidance does not support.
 
-        A vocabulary without an end token gets a virtual one past its end, so that a finished constraint allows nothing.
+        A vocabulary without an end token gets a virtual one after its last token, so that a finished constraint allows
+        nothing.
         """
         tokens = [vocab.piece(token, special=True) for token in range(vocab.n_tokens)]
         ends = [*([vocab.eos] if vocab.eos >= 0 else []), *sorted(vocab.eog - {vocab.eos})]

@@ -1,9 +1,9 @@
-"""`uniqueItems`, which no grammar can express: refuses the tokens that repeat an item.
+"""Enforces `uniqueItems`, which no grammar can express, by rejecting tokens that repeat an item.
 
-`UniquePlaces` finds the arrays whose items must differ. `Cursor` follows the JSON as it is written, byte by byte. If
-the schema lists the values of the items (`enum`, `const`, booleans, few integers), or an item is `true`, `false`,
-`null` or the integer 0, no item is begun that can only repeat one. Otherwise a reply fails where every continuation
-repeats an item.
+`UniquePlaces` finds the arrays whose items must differ. `Cursor` follows the generated JSON byte by byte. If the schema
+lists the values (`enum`, `const`, booleans, few integers), tokens that can only lead to a repeated item are rejected.
+The same holds for an item that is `true`, `false`, `null` or the integer 0. Otherwise the reply fails if every
+continuation repeats an item.
 """
 
 import json
@@ -23,8 +23,8 @@ from server.structured.grammar.schema.keywords import applied, definitions_of
 from server.structured.grammar.text_tokens import TextTokens
 
 MARK = "x-unique"
-"""The keyword for `uniqueItems` in a rewritten schema, with its place in the client's. llguidance ignores it."""
-_MAX_VALUES = 2000  # that a schema may list, to be kept
+"""The keyword for `uniqueItems` in a rewritten schema; its value is the path in the client's. llguidance ignores it."""
+_MAX_VALUES = 2000  # listed values of a schema; longer lists are not used
 _IN_PLACE = ("allOf", "anyOf", "oneOf")
 _LITERALS = (b"false", b"null", b"true")
 _ZEROS = (b"0", b"-0")  # no digit may follow in an integer
@@ -32,7 +32,7 @@ _QUOTE, _ESCAPE = ord('"'), ord("\\")
 
 
 class UniquePlaces:
-    """The places of one rewritten schema, `document`. Only caches change, so forks share it."""
+    """The places of one rewritten schema, `document`. Forks share it, because only its caches change."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._definitions = definitions_of(document)
@@ -43,7 +43,7 @@ class UniquePlaces:
         return self.place([self._definitions["#"]])
 
     def place(self, schemas: Iterable[Any]) -> "Place":
-        """Return the place of a value that all of `schemas` concern, with the schemas that apply in place."""
+        """Return the place of a value to which all of `schemas` apply, including their schemas in place."""
         found = applied(schemas, self._definitions, _IN_PLACE)
         key = tuple(map(id, found))
         if key not in self._places:
@@ -52,7 +52,7 @@ class UniquePlaces:
 
 
 class Place:
-    """A value's place. ``schemas``: all that concern it."""
+    """A position in the JSON. ``schemas``: all schemas that apply to its value."""
 
     def __init__(self, places: UniquePlaces, schemas: list[dict[str, Any]]) -> None:
         self._places, self._schemas = places, schemas
@@ -64,7 +64,7 @@ class Place:
             json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
             for value in values[: _MAX_VALUES + 1]
         )
-        # The JSON texts of all values that may be here, with the values; empty if the schema does not list them.
+        # The JSON text and the value of every value that is allowed here; empty if the schema does not list them.
         self.values = {text: _value(text) for text in texts} if len(values) <= _MAX_VALUES else {}
         self.texts = sorted(self.values)
         named = [schema.get("type", ()) for schema in schemas]
@@ -73,7 +73,7 @@ class Place:
         self.is_integer = "integer" in types and "number" not in types and not has_fractions
 
     def property(self, name: str) -> "Place":
-        # Names that no schema lists share a place: clients choose them, and the cache outlives a reply.
+        # Unlisted names share a place: models choose them, and the cache outlives a reply.
         key = name if any(name in schema.get("properties", ()) for schema in self._schemas) else None
         if key not in self._below:
             self._below[key] = self._places.place(
@@ -96,7 +96,7 @@ def _of_property(schema: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _listed(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Return the values that a schema allows, none if only other schemas list them; None for any number."""
+    """Return the values that a schema lists, [] if only referenced schemas list them; None if it does not list them."""
     least, most = schema.get("minimum"), schema.get("maximum")
     if "const" in schema or "enum" in schema:
         return [schema["const"]] if "const" in schema else list(schema["enum"])
@@ -116,8 +116,8 @@ class _Frame(NamedTuple):
     is_array: bool
     place: Place
     n_before: int = 0
-    start: int = -1  # where the current item begins in the text, -1 after its end
-    seen: frozenset[Hashable] | None = None  # the values of the items so far, None where they may repeat
+    start: int = -1  # where the current item starts in the text; -1 after its end
+    seen: frozenset[Hashable] | None = None  # the values of the items so far; None if they may repeat
 
 
 class Cursor:
@@ -128,8 +128,8 @@ class Cursor:
     def __init__(self, root: Place) -> None:
         self._frames: tuple[_Frame, ...] = ()
         self._place = root  # of the next value
-        self._text = b""  # what `_trim` leaves
-        self._key = 0  # where the current key begins in it
+        self._text = b""  # the text that is still needed (`_trim`)
+        self._key = 0  # where the current key starts in it
         self.in_string = self._in_key = self._escaped = self._in_scalar = False
 
     def fork(self) -> "Cursor":
@@ -137,16 +137,16 @@ class Cursor:
 
     @property
     def is_inside(self) -> bool:
-        """Whether an array whose items must differ is open."""
+        """Return whether an array whose items must differ is open."""
         return any(frame.seen is not None for frame in self._frames)
 
     @property
     def is_listed(self) -> bool:
-        """Whether the schema lists the values of the current item, which is not the first."""
+        """Return whether the current item is not the first, and the schema lists its values."""
         return bool(self._frames and self._frames[-1].seen and self._place.values)
 
     def take(self, piece: bytes) -> bool:
-        """Advance by a piece. Return False, in an undefined state, if it repeats an item or begins one that must."""
+        """Advance by a piece. Return False, in an undefined state, if it repeats an item or can only lead to that."""
         start, self._text = len(self._text), self._text + piece
         for at, byte in enumerate(piece, start):
             if self._escaped:
@@ -168,7 +168,7 @@ class Cursor:
         return True
 
     def _trim(self) -> None:
-        """Drop the text before all open items of arrays whose items must differ, and before the current key."""
+        """Drop the text that precedes both the current key and all open items that must differ."""
         needed = [frame.start for frame in self._frames if frame.seen is not None and frame.start >= 0]
         n_done = min([*needed, self._key] if self._in_key and self.in_string else needed, default=len(self._text))
         if n_done:
@@ -217,30 +217,31 @@ class Cursor:
         return value not in frame.seen
 
     def _can_differ(self) -> bool:
-        """Return whether the open or the next item can differ from the others, as far as that is known."""
+        """Return whether the open or the next item can still differ from the others; True if that is unknown."""
         frame = self._frames[-1] if self._frames else None
         if frame is None or not frame.seen or frame.start < 0:
             return True
-        begun = self._text[frame.start :].lstrip()
+        item = self._text[frame.start :].lstrip()
         values, texts = self._place.values, self._place.texts
-        at = first = bisect_left(texts, begun)
-        while at < len(texts) and texts[at].startswith(begun):
+        at = first = bisect_left(texts, item)
+        while at < len(texts) and texts[at].startswith(item):
             if values[texts[at]] not in frame.seen:
                 return True
             at += 1
         if at > first:
             return False
-        if self._place.is_integer and begun in _ZEROS:
-            return _value(begun) not in frame.seen
-        return not any(begun and text.startswith(begun) and _value(text) in frame.seen for text in _LITERALS)
+        if self._place.is_integer and item in _ZEROS:
+            return _value(item) not in frame.seen
+        return not any(item and text.startswith(item) and _value(text) in frame.seen for text in _LITERALS)
 
 
 def _value(text: bytes) -> Hashable:
-    """Return equal objects for equal JSON values (1 and 1.0 are equal, 1 and true are not). Beyond some hundred levels,
-    return the text itself.
+    """Return equal objects for equal JSON values: 1 and 1.0 are equal, 1 and true are not.
+
+    For a value of several hundred levels, return the text itself.
     """
     try:
-        return _hashable(json.loads(text, parse_int=Decimal))  # an int of some thousand digits is an error
+        return _hashable(json.loads(text, parse_int=Decimal))  # int() rejects thousands of digits
     except RecursionError:
         return b"".join(text.split())
 
@@ -254,7 +255,7 @@ def _hashable(value: Any) -> Hashable:
 
 
 class UniqueItems(MatcherConstraint):
-    """A matcher's constraint without the tokens that repeat an item."""
+    """Wraps a constraint to also reject the tokens that repeat an item."""
 
     __slots__ = ("_cursor", "_tokens")
 
@@ -263,15 +264,15 @@ class UniqueItems(MatcherConstraint):
         self._cursor, self._tokens = cursor, tokens
 
     def fork(self) -> Self:
-        made = super().fork()
-        made._cursor = self._cursor.fork()
-        return made
+        fork = super().fork()
+        fork._cursor = self._cursor.fork()
+        return fork
 
     def allows(self, token: int) -> bool:
         return super().allows(token) and self._cursor.fork().take(self._tokens.piece(token))
 
     def mask(self) -> bytes:
-        """Return a bit per token. Raises `InvalidRequest` when the matcher gave up or only repetitions are left."""
+        """Return a bit per token. Raises `InvalidRequest` in an error state, or if only repetitions are left."""
         bits = np.frombuffer(super().mask(), np.uint8).copy()
         began = time.thread_time()
         if not self._cursor.is_inside:
@@ -289,7 +290,7 @@ class UniqueItems(MatcherConstraint):
         return bits.tobytes()
 
     def masked_by(self) -> None:
-        """Return nothing: the matcher alone does not determine the mask."""
+        """Return None, because the matcher alone does not determine the mask."""
 
     def accept(self, token: int) -> None:
         super().accept(token)

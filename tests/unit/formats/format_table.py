@@ -1,4 +1,4 @@
-"""docs/tool-formats.md, from what the parsers make of the recorded outputs; run as a module to write it anew."""
+"""Generates docs/tool-formats.md from the parsed sample outputs. Run as a module to update the page."""
 
 import ast
 import importlib
@@ -14,7 +14,7 @@ from server.dialects.tool_types import ANTHROPIC, RESPONSES, SERVERS, TOOLSETS, 
 from server.formats import families
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, JsonArguments
 from server.formats.tool_format import ToolFormat
-from tests.unit.formats.reading import Read, every_character, parser, read
+from tests.unit.formats.parsing import ParsedMessage, every_character, make_parser, parse_text
 from tests.unit.formats.recorded import PARAMETERS, RECORDED, Recorded, tool
 
 PAGE = Path(__file__).parents[3] / "docs" / "tool-formats.md"
@@ -58,11 +58,11 @@ truncated, or whose arguments do not fit, has no effect: no command, no change, 
 `javascript_exec` of the browser must be enabled in `configs`.
 
 """
-_NO_DAYS = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "days": {"type": "string"}}}
+_TEXT_DAYS = {**PARAMETERS, "properties": {**PARAMETERS["properties"], "days": {"type": "string"}}}
 
 
 def descriptions() -> dict[str, str]:
-    """Return the text below each format's constant."""
+    """Return the docstring below each format's constant."""
     found = {}
     for info in pkgutil.walk_packages(families.__path__, f"{families.__name__}."):
         module = importlib.import_module(info.name)
@@ -75,32 +75,32 @@ def descriptions() -> dict[str, str]:
 
 def _texts_below(source: str) -> dict[str, str]:
     found = {}
-    for made, text in pairwise(ast.parse(source).body):
-        match made, text:
-            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(said))):
-                found[name] = said
+    for statement, following in pairwise(ast.parse(source).body):
+        match statement, following:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = text
     return found
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     texts = descriptions()
-    rows = "".join(_row(form, texts[form.name]) for form in formats.FORMATS)
-    examples = "".join(f"\n## {form.name}\n{_examples(form.name)}" for form in formats.FORMATS)
+    rows = "".join(_row(tool_format, texts[tool_format.name]) for tool_format in formats.FORMATS)
+    examples = "".join(f"\n## {each.name}\n{_examples(each.name)}" for each in formats.FORMATS)
     return f"{_HEAD}{rows}\n{_TYPES}{_types()}\n# Outputs and what they mean\n{examples}"
 
 
 def _types() -> str:
     rows = ["| Type | Function and its parameters | Call | Output |", "|---|---|---|---|"]
-    own = [(f"`{kind}`", row, row.call, row.output) for kind, row in RESPONSES.items()]
-    claudes = [(_versions(kind), row, "tool_use", "tool_result") for kind, row in ANTHROPIC.items()]
-    for kind, row, call, output in (*own, *claudes):
+    openai = [(f"`{kind}`", row, row.call, row.output) for kind, row in RESPONSES.items()]
+    anthropic = [(_versions(kind), row, "tool_use", "tool_result") for kind, row in ANTHROPIC.items()]
+    for kind, row, call, output in (*openai, *anthropic):
         rows.append(f"| {kind} | `{row.name}`: {_parameters(row)} | `{call}` | `{output}` |")
     for kind, toolset in TOOLSETS.items():
         members = ", ".join(f"`{name}`" for name in toolset.functions)
         rows.append(f"| `{kind}` | `{toolset.name}__...`: {members} | `tool_use` | `tool_result` |")
-    left_out = ", ".join(f"`{kind}`" for kind in SERVERS)
-    rows += ["", f"Left out, since only the provider's servers execute them, in any version: {left_out}."]
+    skipped = ", ".join(f"`{kind}`" for kind in SERVERS)
+    rows += ["", f"Skipped in any version, because only the provider's servers execute them: {skipped}."]
     return "\n".join(rows) + "\n"
 
 
@@ -114,65 +114,68 @@ def _parameters(row: ToolType) -> str:
     return ", ".join(f"`{name}`" for name in row.parameters["properties"])
 
 
-def _row(form: ToolFormat, told_of: str) -> str:
-    own = [recorded for recorded in RECORDED if recorded.format == form.name]
-    meant = [_read(recorded) for recorded in own]
-    models = told_of.partition(":")[0].replace("\n", " ")
+def _row(tool_format: ToolFormat, description: str) -> str:
+    samples = [recorded for recorded in RECORDED if recorded.format == tool_format.name]
+    messages = [_parse(recorded) for recorded in samples]
+    models = description.partition(":")[0].replace("\n", " ")
+    own_reasoning = tool_format.inline_reasoning and any(message.reasoning for message in messages)
+    signs = (" + ".join(f"`{_cell(sign)}`" for sign in group) for group in tool_format.signs)
     cells = (
-        f"`{form.name}`",
+        f"`{tool_format.name}`",
         models,
-        _yes(any(found.calls for found in meant)),
-        _yes(any(len(found.calls) > 1 for found in meant)),
-        "own" if any(found.reasoning for found in meant) and form.inline_reasoning else _tags(form.name),
-        "stream" if _streams(own) else "whole",
-        "schema" if any(_typed_by_schema(recorded) for recorded in own) else "format",
-        _enforced(form.syntax.arguments),
-        _yes(bool(form.leads)),
-        " or ".join(" + ".join(f"`{_cell(sign)}`" for sign in group) for group in form.signs) or "nothing else",
+        _yes(any(message.calls for message in messages)),
+        _yes(any(len(message.calls) > 1 for message in messages)),
+        "own" if own_reasoning else _tags(tool_format.name),
+        "stream" if _streams(samples) else "whole",
+        "schema" if any(_typed_by_schema(recorded) for recorded in samples) else "format",
+        _enforced(tool_format.syntax.arguments),
+        _yes(bool(tool_format.leads)),
+        " or ".join(signs) or "nothing else",
     )
     return f"| {' | '.join(cells)} |\n"
 
 
 def _examples(name: str) -> str:
     return "".join(
-        f"\n````text\n{recorded.text.rstrip()}\n````\n\n{_meaning(_read(recorded))}\n"
+        f"\n````text\n{recorded.text.rstrip()}\n````\n\n{_bullets(_parse(recorded))}\n"
         for recorded in RECORDED
         if recorded.format == name
     )
 
 
-def _meaning(found: Read) -> str:
-    parts = [("reasoning", found.reasoning), ("content", found.content)]
-    said = [f"- {kind}: `{text}`" for kind, text in parts if text]
-    return "\n".join(said + [f"- call: `{name}` `{arguments}`" for name, arguments in found.calls])
+def _bullets(message: ParsedMessage) -> str:
+    parts = [("reasoning", message.reasoning), ("content", message.content)]
+    texts = [f"- {kind}: `{text}`" for kind, text in parts if text]
+    return "\n".join(texts + [f"- call: `{name}` `{arguments}`" for name, arguments in message.calls])
 
 
-def _read(recorded: Recorded, cuts: Any = (), **options: Any) -> Read:
-    return read(parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt, **options), recorded.text, cuts)
+def _parse(recorded: Recorded, splits: Any = (), **options: Any) -> ParsedMessage:
+    parser = make_parser(recorded.format, template=recorded.template, prompt=recorded.prompt, **options)
+    return parse_text(parser, recorded.text, splits)
 
 
 def _tags(name: str) -> str:
-    return "template's" if read(parser(name, sign="</think>"), "<think>Hm.</think>Yes.").reasoning == "Hm." else ""
+    parser = make_parser(name, template="</think>")
+    return "template's" if parse_text(parser, "<think>Hm.</think>Yes.").reasoning == "Hm." else ""
 
 
-def _streams(own: list[Recorded]) -> bool:
-    """Whether a part of a string is there before its end."""
-    for recorded in own:
+def _streams(samples: list[Recorded]) -> bool:
+    """Return whether a part of a string argument is emitted before the string ends."""
+    for recorded in samples:
         if "Paris" in recorded.text:
-            made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt)
-            found = Read()
-            begun = recorded.text[: recorded.text.index("Paris") + 3]
-            for char in begun:
-                found.take(made.feed(char))
-            if found.calls and found.calls[-1][1].endswith("Par"):
+            parser = make_parser(recorded.format, template=recorded.template, prompt=recorded.prompt)
+            message = ParsedMessage()
+            for char in recorded.text[: recorded.text.index("Paris") + 3]:
+                message.add(parser.feed(char))
+            if message.calls and message.calls[-1][1].endswith("Par"):
                 return True
     return False
 
 
 def _typed_by_schema(recorded: Recorded) -> bool:
-    """Whether a number becomes text when the schema says so."""
-    found = _read(recorded, every_character(recorded.text), tools=(tool("get_weather", _NO_DAYS),))
-    return any(json.loads(arguments).get("days") == "3" for _, arguments in found.calls)
+    """Return whether a number becomes text when the schema asks for a string."""
+    message = _parse(recorded, every_character(recorded.text), tools=(tool("get_weather", _TEXT_DAYS),))
+    return any(json.loads(arguments).get("days") == "3" for _, arguments in message.calls)
 
 
 def _enforced(arguments: Arguments) -> str:
@@ -184,8 +187,8 @@ def _enforced(arguments: Arguments) -> str:
     return "each"
 
 
-def _yes(fact: bool) -> str:
-    return "yes" if fact else ""
+def _yes(holds: bool) -> str:
+    return "yes" if holds else ""
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Tools, their arguments, and the recorded outputs of each format (`outputs.yaml`)."""
+"""The sample outputs of each format (`outputs.yaml`), with the tools and the arguments that they call."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ ZONE: dict[str, Any] = {"type": "object", "properties": {"zone": {"type": ["stri
 
 
 def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    """As OpenAI's clients send it."""
+    """Return a function tool of OpenAI's chat API."""
     return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
 
@@ -33,24 +33,28 @@ _ARGUMENTS = {"FULL": FULL, "PARIS": PARIS, "ROME": ROME}
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """``sign``: what the template shows of reasoning. ``prompt``: how the prompt begins the assistant's turn."""
+    """An output with the message that it parses to.
+
+    ``template``: the text in the template by which its reasoning tags are detected.
+    ``prompt``: the start of the assistant's turn in the prompt.
+    """
 
     format: str
     text: str
     content: str = ""
     reasoning: str = ""
     calls: tuple[tuple[str, str], ...] = ()
-    sign: str = ""
+    template: str = ""
     prompt: str = ""
 
 
-def _recorded(form: str, *, calls: list[str | list[str]] | None = None, **fields: str) -> Recorded:
-    made = (("get_weather", _ARGUMENTS[each]) if isinstance(each, str) else (each[0], each[1]) for each in calls or ())
-    return Recorded(form, calls=tuple(made), **fields)
+def _recorded(name: str, *, calls: list[str | list[str]] | None = None, **fields: str) -> Recorded:
+    pairs = (("get_weather", _ARGUMENTS[call]) if isinstance(call, str) else (call[0], call[1]) for call in calls or ())
+    return Recorded(name, calls=tuple(pairs), **fields)
 
 
 RECORDED = tuple(
-    _recorded(form, **output)
-    for form, outputs in loaded(Path(__file__).with_name("outputs.yaml")).items()
+    _recorded(name, **output)
+    for name, outputs in loaded(Path(__file__).with_name("outputs.yaml")).items()
     for output in outputs
 )

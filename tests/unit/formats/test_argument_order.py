@@ -1,4 +1,4 @@
-"""Arguments may come in any order, each at most once; what is required must come."""
+"""Grammars of forced calls accept arguments in any order, each at most once, and require the required ones."""
 
 import json
 from itertools import permutations
@@ -8,7 +8,8 @@ import pytest
 
 from server.formats import BY_NAME
 from server.formats.written import calls_text
-from tests.unit.formats.reading import forced_calls, parser, read
+from tests.unit.formats.parsing import forced_calls, make_parser, parse_text
+from tests.unit.formats.recorded import tool
 from tests.unit.structured.builders import BYTES, matches
 
 VALUES: dict[str, Any] = {"city": "Paris", "days": 3, "exact": True}
@@ -24,48 +25,48 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def written(form: str, given: list[tuple[str, Any]]) -> str:
-    return calls_text(BY_NAME[form].syntax, [("f", json.dumps(dict(given)))])
+def call_text(name: str, arguments: list[tuple[str, Any]]) -> str:
+    return calls_text(BY_NAME[name].syntax, [("f", json.dumps(dict(arguments)))])
 
 
-FORMS = ["hermes", "qwen3-coder", "lfm2", "gemma4", "minimax-m3"]
+FORMATS = ["hermes", "qwen3-coder", "lfm2", "gemma4", "minimax-m3"]
 
 
-def fits(form: str, text: str, **more: Any) -> bool:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {**SCHEMA, **more}}}]
-    return matches(BYTES.lark(forced_calls(form, "", tools, name="", parallel=True)), text)
+def accepts(name: str, text: str, **keywords: Any) -> bool:
+    """Return whether the format's grammar for `SCHEMA` with these keywords accepts the text."""
+    tools = [tool("f", {**SCHEMA, **keywords})]
+    return matches(BYTES.lark(forced_calls(name, "", tools, name="", parallel=True)), text)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_arguments_come_in_any_order(form: str) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+@pytest.mark.parametrize("name", FORMATS)
+def test_arguments_are_accepted_in_any_order(name: str) -> None:
     for n in (1, 2, 3):
-        for given in permutations(VALUES.items(), n):
-            call = written(form, list(given))
-            assert fits(form, call) is ("city" in dict(given)), call
-            if "city" in dict(given):
-                ((_, arguments),) = read(parser(form, tools=tools), call).calls
-                assert json.loads(arguments) == dict(given)
+        for arguments in permutations(VALUES.items(), n):
+            call = call_text(name, list(arguments))
+            assert accepts(name, call) is ("city" in dict(arguments)), call
+            if "city" in dict(arguments):
+                ((_, parsed),) = parse_text(make_parser(name, tools=[tool("f", SCHEMA)]), call).calls
+                assert json.loads(parsed) == dict(arguments)
 
 
-def test_json_objects_take_further_members_where_the_schema_does() -> None:
-    further = written("hermes", [("other", [1]), ("city", "Paris"), ("more", None), ("days", 3)])
-    assert not fits("hermes", further)
-    assert fits("hermes", further, additionalProperties=True)
-    assert fits("hermes", further, additionalProperties={"type": ["array", "null"]})
-    assert not fits("hermes", further, additionalProperties=False)
-    assert not fits("hermes", further, additionalProperties={"type": "array"})
+def test_additional_properties_are_accepted_only_if_the_schema_allows_them() -> None:
+    call = call_text("hermes", [("other", [1]), ("city", "Paris"), ("more", None), ("days", 3)])
+    assert not accepts("hermes", call)
+    assert accepts("hermes", call, additionalProperties=True)
+    assert accepts("hermes", call, additionalProperties={"type": ["array", "null"]})
+    assert not accepts("hermes", call, additionalProperties=False)
+    assert not accepts("hermes", call, additionalProperties={"type": "array"})
 
 
 @pytest.mark.parametrize("keyword", [{"minProperties": 0}, {"anyOf": [{"required": ["days"]}, {}]}, {"$id": "urn:x"}])
-def test_json_objects_whose_members_depend_on_each_other_keep_the_order_of_their_schema(keyword: Any) -> None:
-    assert fits("hermes", written("hermes", [("city", "Paris"), ("days", 3)]), **keyword)
-    assert not fits("hermes", written("hermes", [("days", 3), ("city", "Paris")]), **keyword)
+def test_json_objects_with_keywords_for_the_whole_object_keep_schema_order(keyword: Any) -> None:
+    assert accepts("hermes", call_text("hermes", [("city", "Paris"), ("days", 3)]), **keyword)
+    assert not accepts("hermes", call_text("hermes", [("days", 3), ("city", "Paris")]), **keyword)
 
 
-@pytest.mark.parametrize("form", ["hermes", "qwen3-coder", "lfm2"])
-def test_more_arguments_than_can_be_told_apart_keep_their_order(form: str) -> None:
+@pytest.mark.parametrize("name", ["hermes", "qwen3-coder", "lfm2"])
+def test_more_than_64_parameters_keep_schema_order(name: str) -> None:
     many = {f"p{n}": {"type": "integer"} for n in range(65)}
-    for given, fitting in (([("p3", 1), ("p64", 2)], True), ([("p64", 1), ("p3", 2)], False)):
-        call = written(form, given)
-        assert fits(form, call, properties=many, required=[], additionalProperties=False) is fitting
+    for arguments, expected in (([("p3", 1), ("p64", 2)], True), ([("p64", 1), ("p3", 2)], False)):
+        call = call_text(name, arguments)
+        assert accepts(name, call, properties=many, required=[], additionalProperties=False) is expected

@@ -1,4 +1,4 @@
-"""Calls: read as they arrive, cut off, and with arguments that are text."""
+"""Parsing of calls: in any split, truncated by a token limit, and with text arguments that a grammar constrains."""
 
 import json
 import re
@@ -14,40 +14,39 @@ from server.formats import FORMATS
 from server.formats.arguments import object_of
 from server.formats.grammar.call_grammar import CallGrammar
 from server.formats.grammar.lark_text import LarkText
-from server.formats.parsing.pieces import Piece, ToolCallArguments
+from server.formats.parsing.pieces import ToolCallArguments
 from server.formats.parsing.reasoning import OutputParser
-from server.formats.parsing.stream_parser import Reading, StreamParser
+from server.formats.parsing.stream_parser import ParserOptions, StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
 from server.structured.grammar.limits import MAX_CALLS_CHARS
 from server.structured.text_grammar import TextGrammar
 from tests.support.fakes import FakeVocab
-from tests.unit.formats.reading import (
-    Read,
+from tests.unit.formats.parsing import (
+    ParsedMessage,
     chat_format,
     every_character,
     forced_calls,
     functions_of,
-    parser,
-    prompt_of,
-    read,
+    generation_prompt_of,
+    make_parser,
+    parse_text,
 )
 from tests.unit.formats.recorded import RECORDED, Recorded, tool
-from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, walked
+from tests.unit.formats.test_call_grammars import TOOLS, VARIANTS, random_text
 from tests.unit.structured.builders import BYTES, walk
 
-Meant = tuple[str, list[tuple[str, str]]]
+ContentAndCalls = tuple[str, list[tuple[str, str]]]
 
 
-def read_as(form: str, text: str, cuts: list[int], *, parallel: bool = True) -> Meant:
-    """Content, and each call's name and arguments."""
-    functions = [tool(name, {}) for name in ("f", "g")]
-    found = read(parser(form, tools=functions, parallel=parallel), text, cuts)
-    return found.content, found.calls
+def content_and_calls(name: str, text: str, splits: list[int]) -> ContentAndCalls:
+    """Return the content, and each call's name and arguments."""
+    message = parse_text(make_parser(name, tools=[tool(function, {}) for function in ("f", "g")]), text, splits)
+    return message.content, message.calls
 
 
 ODD = '{"b":  [1, {"c": "}]\\"</tool_call>"}] , "é": null}'
-CASES: list[tuple[str, str, Meant]] = [
+CASES: list[tuple[str, str, ContentAndCalls]] = [
     ("qwen3-coder", "<function=f>\n</function>\n</seed:tool_call>", ("", [("f", "{}")])),
     ("gemma3", "```tool_code\nprint([f(), g()])\n```", ("", [("f", "{}"), ("g", "{}")])),
     ("gemma3", "```tool_code\n[f()]\n[g()]\n```", ("", [("f", "{}"), ("g", "{}")])),
@@ -94,104 +93,102 @@ CASES: list[tuple[str, str, Meant]] = [
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(CASES), st.data())
-def test_any_split_gives_the_same(case: tuple[str, str, Meant], data: st.DataObject) -> None:
-    form, text, expected = case
-    cuts = data.draw(st.sets(st.integers(1, len(text) - 1), max_size=8))
-    assert read_as(form, text, sorted(cuts)) == expected
+def test_calls_parse_alike_in_any_split(case: tuple[str, str, ContentAndCalls], data: st.DataObject) -> None:
+    name, text, expected = case
+    splits = data.draw(st.sets(st.integers(1, len(text) - 1), max_size=8))
+    assert content_and_calls(name, text, sorted(splits)) == expected
 
 
-def test_the_tags_of_the_format_are_shown() -> None:
+def test_preserved_tags_include_call_markup_only_if_calls_are_allowed() -> None:
     hermes = chat_format("hermes")
     assert hermes.tags(calls=True) == ("<think>", "</think>", "<tool_call>", "</tool_call>")
     assert hermes.tags(calls=False) == ("<think>", "</think>")
     assert "<|channel|>" in chat_format("harmony").tags(calls=False)
 
 
-def test_arguments_that_nest_too_deeply_are_text() -> None:
+def test_too_deeply_nested_arguments_become_content_or_stay_whole() -> None:
     deep = "[" * 50_000 + "]" * 50_000
     for text in (f'<tool_call>{{"name": "f", "arguments": {deep}}}</tool_call>', f'<tool_call>{{"arguments": {deep}}}'):
-        content, calls = read_as("hermes", text, [])
-        assert (content, calls) in ((text, []), ("", [("f", deep)]))
+        assert content_and_calls("hermes", text, []) in ((text, []), ("", [("f", deep)]))
 
 
 CALLS = [recorded for recorded in RECORDED if recorded.calls]
-N_DOUBTFUL = 3
-"""Characters of markup that may as well be text."""
+MAX_AMBIGUOUS_CHARS = 3
+"""Characters of truncated markup that may also be text."""
 STEP = 5
-NO_ADAPTERS = ("llama3", "generic", "pythonic", "gemma3", "xlam", "glm4")
-"""Formats whose calls may begin as an answer does, which is known after the function's name."""
+AMBIGUOUS_STARTS = ("llama3", "generic", "pythonic", "gemma3", "xlam", "glm4")
+"""Formats whose calls and answers may start alike: it is a call for sure after the function's name."""
 
 
-def cut(made: OutputParser, text: str, *, in_one_piece: bool) -> Read:
-    """The message of a text that a limit has ended."""
-    found = Read()
-    for piece in (text,) if in_one_piece else text:
-        found.take(made.feed(piece))
-    found.take(made.finish(cut=True))
-    return found
+def parse_truncated(parser: OutputParser, text: str, *, one_chunk: bool) -> ParsedMessage:
+    """Parse a text that a token limit ended, whole or by character."""
+    message = ParsedMessage()
+    for chunk in (text,) if one_chunk else text:
+        message.add(parser.feed(chunk))
+    message.add(parser.finish(cut=True))
+    return message
 
 
-@pytest.mark.parametrize(("name", "sign"), VARIANTS)
-def test_a_forced_call_never_shows_its_markup(name: str, sign: str) -> None:
-    lark = forced_calls(name, sign, TOOLS, name="", parallel=True)
-    text, form = walked(name, sign, lark, 1), chat_format(name, sign)
+@pytest.mark.parametrize(("name", "template"), VARIANTS)
+def test_truncated_forced_call_leaves_no_markup_in_content(name: str, template: str) -> None:
+    lark = forced_calls(name, template, TOOLS, name="", parallel=True)
+    text = random_text(name, template, lark, 1)
     for n in range(0, len(text), STEP):
-        made = form.parser(
+        parser = chat_format(name, template).parser(
             functions_of(TOOLS),
-            generation_prompt=prompt_of(name),
+            generation_prompt=generation_prompt_of(name),
             reasoning_format="none" if n % 3 else "auto",
             forced=True,
         )
-        found = cut(made, text[:n], in_one_piece=n % 2 == 0)
-        assert not found.content, text[:n]
+        assert not parse_truncated(parser, text[:n], one_chunk=n % 2 == 0).content, text[:n]
 
 
 @pytest.mark.parametrize("recorded", CALLS, ids=lambda recorded: recorded.format)
-def test_neither_does_a_call_that_a_model_has_begun(recorded: Recorded) -> None:
+def test_truncated_unforced_call_leaves_no_markup_in_content(recorded: Recorded) -> None:
     for n in range(0, len(recorded.text), STEP):
-        made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt)
-        found = cut(made, recorded.text[:n], in_one_piece=n % 2 == 0)
-        said = found.content.strip()
-        if recorded.content.startswith(said):
+        parser = make_parser(recorded.format, template=recorded.template, prompt=recorded.prompt)
+        content = parse_truncated(parser, recorded.text[:n], one_chunk=n % 2 == 0).content.strip()
+        if recorded.content.startswith(content):
             continue
-        beside = said.removeprefix(recorded.content).strip()
-        if recorded.format in NO_ADAPTERS and "city" not in beside:
-            assert '"parameters"' not in beside
-            assert '"arguments"' not in beside
+        extra = content.removeprefix(recorded.content).strip()
+        if recorded.format in AMBIGUOUS_STARTS and "city" not in extra:
+            assert '"parameters"' not in extra
+            assert '"arguments"' not in extra
             continue
-        half_marker = recorded.text[:n].rstrip().endswith(beside)
-        whole_marker = any(tag in beside for tag in formats.BY_NAME[recorded.format].openings)
-        assert len(beside) <= N_DOUBTFUL or (half_marker and not whole_marker), recorded.text[:n]
+        is_truncated_marker = recorded.text[:n].rstrip().endswith(extra)
+        has_whole_marker = any(tag in extra for tag in formats.BY_NAME[recorded.format].openings)
+        assert len(extra) <= MAX_AMBIGUOUS_CHARS or (is_truncated_marker and not has_whole_marker), recorded.text[:n]
 
 
-@pytest.mark.parametrize("written", ["look at <tool", "look at <tool_call", "[x] <thi", "<thin", "  <tool_cal"])
-def test_half_a_marker_is_text_where_the_reply_is_cut(written: str) -> None:
-    for in_one_piece in (False, True):
-        assert cut(parser("hermes"), written, in_one_piece=in_one_piece).content == written
-        thought = cut(parser("hermes", sign="</think>"), f"<think>{written.strip()}</thi", in_one_piece=in_one_piece)
-        assert (thought.reasoning, thought.content) == (f"{written.strip()}</thi", "")
+@pytest.mark.parametrize("text", ["look at <tool", "look at <tool_call", "[x] <thi", "<thin", "  <tool_cal"])
+def test_truncated_marker_at_the_end_of_a_truncated_reply_is_text(text: str) -> None:
+    for one_chunk in (False, True):
+        assert parse_truncated(make_parser("hermes"), text, one_chunk=one_chunk).content == text
+        parser = make_parser("hermes", template="</think>")
+        message = parse_truncated(parser, f"<think>{text.strip()}</thi", one_chunk=one_chunk)
+        assert (message.reasoning, message.content) == (f"{text.strip()}</thi", "")
 
 
 @pytest.mark.parametrize("end", [",", ", "])
-def test_a_comma_in_a_list_of_calls_is_markup_where_the_reply_is_cut(end: str) -> None:
-    for form, written in (
+def test_comma_after_the_last_call_of_a_truncated_list_is_dropped(end: str) -> None:
+    for name, text in (
         ("apertus", '<|tools_prefix|>[{"get_weather": {}}'),
         ("granite3", '<|tool_call|>[{"name": "get_weather", "arguments": {}}'),
     ):
-        for in_one_piece in (False, True):
-            found = cut(parser(form), written + end, in_one_piece=in_one_piece)
-            assert (found.content, found.calls) == ("", [("get_weather", "{}")])
+        for one_chunk in (False, True):
+            message = parse_truncated(make_parser(name), text + end, one_chunk=one_chunk)
+            assert (message.content, message.calls) == ("", [("get_weather", "{}")])
 
 
-@pytest.mark.parametrize("written", ["a", "all", "get_time\n{}>>>al"])
-def test_half_a_recipient_is_markup_where_the_reply_is_cut(written: str) -> None:
-    for in_one_piece in (False, True):
-        made = parser("functionary-v3.2", prompt=prompt_of("functionary-v3.2"))
-        assert cut(made, written, in_one_piece=in_one_piece).content == ""
+@pytest.mark.parametrize("text", ["a", "all", "get_time\n{}>>>al"])
+def test_truncated_functionary_recipient_is_dropped(text: str) -> None:
+    for one_chunk in (False, True):
+        parser = make_parser("functionary-v3.2", prompt=generation_prompt_of("functionary-v3.2"))
+        assert parse_truncated(parser, text, one_chunk=one_chunk).content == ""
 
 
 @pytest.mark.parametrize(
-    ("form", "written", "whole"),
+    ("name", "text", "complete"),
     [
         ("pythonic", "[get_weather(", {}),
         ("pythonic", "[get_weather(ci", {}),
@@ -202,110 +199,102 @@ def test_half_a_recipient_is_markup_where_the_reply_is_cut(written: str) -> None
         ("minimax-m2", '<minimax:tool_call>\n<invoke name="get_time">\n<parameter name="zone">Eur', {}),
     ],
 )
-def test_half_an_argument_is_none_where_the_reply_is_cut(form: str, written: str, whole: dict[str, str]) -> None:
-    for in_one_piece in (False, True):
-        [(_, arguments)] = cut(parser(form), written, in_one_piece=in_one_piece).calls
-        assert object_of(arguments, whole=True) == whole
+def test_truncated_argument_is_omitted_from_the_call(name: str, text: str, complete: dict[str, str]) -> None:
+    for one_chunk in (False, True):
+        [(_, arguments)] = parse_truncated(make_parser(name), text, one_chunk=one_chunk).calls
+        assert object_of(arguments, whole=True) == complete
 
 
 @pytest.mark.parametrize(
-    ("written", "whole"),
+    ("text", "complete"),
     [
         ('{"a": 1, "b": 12', {"a": 1}),
         ('{"a": 1, "b": -1.5e', {"a": 1}),
         ('{"a": "x", "b": [12 ', {"a": "x", "b": [12]}),
         *((text, {"arguments": text}) for text in ("{see page 12", '{"a": "x"} 12', '{"a": 1 12', '{"a": 1, 12')),
-        *((f'{{"a": 5, "d": {cut}', {"a": 5}) for cut in ("2024-01-1", "1.2.3", "1.5e+")),
+        *((f'{{"a": 5, "d": {end}', {"a": 5}) for end in ("2024-01-1", "1.2.3", "1.5e+")),
         *((text, {}) for text in ('{"a": 12', '{"a": -1.5e', '{"a": "1.2.3')),
         *((text, {"arguments": text}) for text in ('{"version": 1.2.3', '{"a": 1, 1.2.3', '{"a": 1, "b" 1.2.3')),
         ('{"a": true', {"a": True}),
     ],
 )
-def test_a_number_is_only_cut_off_truncated_json(written: str, whole: dict[str, Any]) -> None:
-    assert object_of(written, whole=True) == whole
+def test_last_number_is_omitted_only_if_the_json_is_truncated(text: str, complete: dict[str, Any]) -> None:
+    assert object_of(text, whole=True) == complete
 
 
 @pytest.mark.parametrize(
-    ("written", "shown"),
+    ("text", "expected"),
     [
-        *((f'{{"city": "Paris", {cut}', {"city": "Paris"}) for cut in ('"un', '"unit": ')),
+        *((f'{{"city": "Paris", {end}', {"city": "Paris"}) for end in ('"un', '"unit": ')),
         *(('{"a": [1, 2', {"a": [1, 2]}), ("{", {}), ("null", {}), ("[1]", {"arguments": [1]})),
         *((text, {"arguments": text}) for text in ("{oops", '{"a": 1}{"b": 2}', '{"a": "b" and')),
     ],
 )
-def test_arguments_of_earlier_turns_are_shown_as_an_object(written: str, shown: dict[str, Any]) -> None:
-    assert object_of(written) == shown
+def test_arguments_of_earlier_turns_become_an_object(text: str, expected: dict[str, Any]) -> None:
+    assert object_of(text) == expected
 
 
-def test_many_digits_of_truncated_arguments_are_read_in_time() -> None:
+def test_long_digit_strings_in_truncated_arguments_parse_in_linear_time() -> None:
     digits = "1" * 100_000
-    began = time.process_time()
+    start_s = time.process_time()
     assert object_of(f'{{"d": "{digits}x", "e": tr', whole=True) == {"d": f"{digits}x"}
-    assert time.process_time() - began < 2
-
-
-@pytest.mark.parametrize("name", ["search", "search web"])
-def test_a_name_that_begins_a_longer_one_is_found_before_a_space(name: str) -> None:
-    functions = [tool(each, {}) for each in ("search", "search web")]
-    written = f'{name} \n{{"q": "x"}}'
-    for cuts in ([], list(range(1, len(written)))):
-        assert read(parser("glm4", tools=functions), written, cuts).calls == [(name, '{"q": "x"}')]
-
-
-def test_reasoning_before_a_forced_call_stays_where_it_is() -> None:
-    hermes = chat_format("hermes")
-    said = "<think>Hm, a <tool_call>.</think>\n<tool_call>\n{"
-    for reasoning_format, content, reasoning in (
-        ("auto", "", "Hm, a <tool_call>."),
-        ("none", "<think>Hm, a <tool_call>.</think>", ""),
-    ):
-        made = hermes.parser(functions_of(TOOLS), reasoning_format=reasoning_format, forced=True)
-        found = cut(made, said, in_one_piece=False)
-        assert (found.content.strip(), found.reasoning, found.calls) == (content, reasoning, [])
+    assert time.process_time() - start_s < 2
 
 
 @pytest.mark.parametrize(
-    ("form", "text"),
+    ("reasoning_format", "content", "reasoning"),
+    [("auto", "", "Hm, a <tool_call>."), ("none", "<think>Hm, a <tool_call>.</think>", "")],
+)
+def test_reasoning_before_a_truncated_forced_call_is_kept(reasoning_format: str, content: str, reasoning: str) -> None:
+    parser = make_parser("hermes", tools=TOOLS, reasoning_format=reasoning_format, forced=True)
+    text = "<think>Hm, a <tool_call>.</think>\n<tool_call>\n{"
+    message = parse_truncated(parser, text, one_chunk=False)
+    assert (message.content.strip(), message.reasoning, message.calls) == (content, reasoning, [])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
     [
-        ("qwen3-coder", "<tool_call>\n<function=get it now>\n</function>\n</tool_call>"),
-        ("qwen3-coder", "<function=get it now>\n</function>\n</tool_call>"),
-        ("glm", "<tool_call>get it now\n</tool_call>"),
-        ("gemma4", "<|tool_call>call:get it now{}<tool_call|>"),
-        ("glm4", "get it now\n{}"),
+        ("qwen3-coder", "<tool_call>\n<function=%s>\n</function>\n</tool_call>"),
+        ("qwen3-coder", "<function=%s>\n</function>\n</tool_call>"),
+        ("glm", "<tool_call>%s\n</tool_call>"),
+        ("gemma4", "<|tool_call>call:%s{}<tool_call|>"),
+        ("glm4", "%s\n{}"),
+        ("glm4", "%s \n{}"),
     ],
 )
-def test_a_known_name_in_bare_markup_may_contain_spaces(form: str, text: str) -> None:
-    made = parser(form, tools=[tool(name, {}) for name in ("get it", "get it now")])
-    found = read(made, text, every_character(text))
-    assert (found.content, found.calls) == ("", [("get it now", "{}")])
+@pytest.mark.parametrize("function", ["get", "get it", "get it now"])
+def test_known_function_names_without_quotes_may_contain_spaces(name: str, text: str, function: str) -> None:
+    tools = [tool(each, {}) for each in ("get", "get it", "get it now")]
+    for splits in ([], every_character(text % function)):
+        message = parse_text(make_parser(name, tools=tools), text % function, splits)
+        assert (message.content, message.calls) == ("", [(function, "{}")])
 
 
 PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-END = "!"
 LINES = TextGrammar(
     "lark", 'start: (SIGN | line | "é")+ "!"\nSIGN: "x" | "<" | "\\"" | "\\\\"\nline: /[^!]{0,3}/ "\\n"'
 )
 SIGNS = TextGrammar("regex", r'[a<"\\\n]{1,20}!?')
-FORMS = [(form, calls) for form in FORMATS for calls in (form.syntax, *(found for _, found in form.variants))]
+SYNTAXES = [(tool_format, syntax) for tool_format in FORMATS for syntax in tool_format.syntaxes]
 
 
-def arguments_of(form: ToolFormat, text: str) -> str:
-    reading = Reading(functions={"patch": PARAMETERS}, primer=">>>" if form.name == "functionary-v3.2" else "")
-    parser = StreamParser(form.parse, reading)
-    pieces: list[Piece] = [piece for char in text for piece in parser.feed(char)]
-    pieces += parser.finish()
+def arguments_of(tool_format: ToolFormat, text: str) -> str:
+    primer = ">>>" if tool_format.name == "functionary-v3.2" else ""
+    parser = StreamParser(tool_format.parse, ParserOptions(functions={"patch": PARAMETERS}, primer=primer))
+    pieces = [piece for char in text for piece in parser.feed(char)] + parser.finish()
     return "".join(piece.text for piece in pieces if isinstance(piece, ToolCallArguments))
 
 
-@pytest.mark.parametrize(("form", "calls"), FORMS, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(("tool_format", "syntax"), SYNTAXES, ids=lambda value: getattr(value, "name", ""))
 @pytest.mark.parametrize("grammar", [LINES, SIGNS], ids=["lark", "regex"])
-def test_every_call_that_is_allowed_is_read_as_a_text_of_the_grammar(
-    form: ToolFormat, calls: ToolCallSyntax, grammar: TextGrammar
+def test_accepted_calls_parse_to_text_of_the_embedded_grammar(
+    tool_format: ToolFormat, syntax: ToolCallSyntax, grammar: TextGrammar
 ) -> None:
     function = {"name": "patch", "description": "", "parameters": PARAMETERS, "text": grammar}
-    lark = CallGrammar(calls, [function], LarkText(), parallel=False).forced()
-    wanted = re.compile(r"[^!]*!" if grammar is LINES else r'[a<"\\\n]{1,20}!?')
+    lark = CallGrammar(syntax, [function], LarkText(), parallel=False).forced()
+    expected = re.compile(r"[^!]*!" if grammar is LINES else r'[a<"\\\n]{1,20}!?')
     for seed in range(3):
-        made = BYTES.lark(lark, max_chars=MAX_CALLS_CHARS)
-        text = walk(made, FakeVocab(), seed, liked=b'!<"\\\n/ax\xc3', closing=b"!").decode(errors="replace")
-        assert wanted.fullmatch(json.loads(arguments_of(form, text))["input"]), text
+        constraint = BYTES.lark(lark, max_chars=MAX_CALLS_CHARS)
+        text = walk(constraint, FakeVocab(), seed, preferred=b'!<"\\\n/ax\xc3', closing=b"!").decode(errors="replace")
+        assert expected.fullmatch(json.loads(arguments_of(tool_format, text))["input"]), text

@@ -1,80 +1,74 @@
-"""Markup of calls in reasoning: only mentioned if the reasoning ends, calls if it never does."""
+"""Call markup inside reasoning is reasoning if the reasoning ends, and calls if it never ends. Repeated reasoning."""
 
 from typing import Any
 
 import pytest
 
 from server import formats
-from tests.unit.formats.reading import Read, chat_format, every_character, parser, read
+from tests.unit.formats.parsing import ParsedMessage, chat_format, every_character, make_parser, parse_text
 from tests.unit.formats.recorded import PARIS, RECORDED, Recorded
 
 
-def tags(form: str) -> tuple[str, str]:
-    return chat_format(form, " ".join(formats.BY_NAME[form].markup)).reasoning_tags
+def reasoning_tags_of(name: str) -> tuple[str, str]:
+    return chat_format(name, " ".join(formats.BY_NAME[name].markup)).reasoning_tags
 
 
-def calls_of(recorded: Recorded) -> str:
-    """What a recorded turn writes from its first call on."""
+def calls_text_of(recorded: Recorded) -> str:
+    """Return the recorded text from the first call on."""
     openings = formats.BY_NAME[recorded.format].openings
-    return recorded.text[
-        min((at for tag in openings if (at := recorded.text.find(tag)) >= 0), default=len(recorded.text)) :
-    ]
+    starts = [recorded.text.find(tag) for tag in openings if tag in recorded.text]
+    return recorded.text[min(starts) :] if starts else ""
 
 
-def first(form: str) -> Recorded | None:
-    fitting = [each for each in RECORDED if each.format == form and each.calls and calls_of(each)]
-    return next(iter(fitting), None)
-
-
-NOT_MENTIONED = {
-    "generic",  # calls only at the beginning of a message
+NOT_APPLICABLE = {
+    "generic",  # calls only at the start of a message
     "llama3",
     "xlam",
     "glm4",
     "pythonic",
-    "harmony",  # a message of reasoning ends where another begins
+    "harmony",  # a reasoning message ends where another message begins
     "muse",
     "inkling",
     "functionary-v3.2",  # no reasoning
 }
-FORMS = [form.name for form in formats.FORMATS if form.name not in NOT_MENTIONED]
+FORMATS = [each.name for each in formats.FORMATS if each.name not in NOT_APPLICABLE]
 
 
-def both_ways(form: str, text: str, opened: str) -> Read:
-    sign = "" if formats.BY_NAME[form].inline_reasoning else tags(form)[1]
-    prompt = formats.BY_NAME[form].turn_start + opened
-    found = read(parser(form, sign=sign, prompt=prompt), text)
-    assert read(parser(form, sign=sign, prompt=prompt), text, every_character(text)) == found
-    return found
+def parse_whole_and_by_character(name: str, text: str, prompt: str = "") -> ParsedMessage:
+    """Return the message, and assert that both ways give the same."""
+    template = "" if formats.BY_NAME[name].inline_reasoning else reasoning_tags_of(name)[1]
+    prompt = formats.BY_NAME[name].turn_start + prompt
+    message = parse_text(make_parser(name, template=template, prompt=prompt), text)
+    assert parse_text(make_parser(name, template=template, prompt=prompt), text, every_character(text)) == message
+    return message
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("prefilled", [False, True])
-def test_a_call_that_reasoning_mentions_is_reasoning(form: str, prefilled: bool) -> None:
-    recorded = first(form)
-    assert recorded is not None
-    opening, closing = tags(form)
-    thought = f"I could write {calls_of(recorded)} but need not."
-    lead = formats.BY_NAME[form].leads[:1]
-    text = f"{'' if prefilled else opening}{thought}{closing}{''.join(lead)}It is sunny."
-    found = both_ways(form, text, opening if prefilled else "")
-    assert (found.calls, found.content) == ([], "It is sunny.")
-    assert found.reasoning.split() == thought.split()
-
-
-@pytest.mark.parametrize("mention", ["<tool_call>", "<tool_call> tags", '<tool_call>{"a": 1}</tool_call>'])
-def test_markup_that_is_no_call_is_reasoning_in_one_piece(mention: str) -> None:
-    made = parser("hermes", sign="</think>")
-    found = Read()
-    found.take(made.feed(f"<think>I write {mention} now, "))
-    assert found.reasoning.startswith(f"I write {mention[:11]}")
-    found.take(made.feed(f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'))
-    found.take(made.finish())
-    assert found.reasoning == f"I write {mention} now,"
-    assert found.calls == [("get_weather", PARIS)]
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("opened_by_prompt", [False, True])
+def test_call_inside_closed_reasoning_is_reasoning(name: str, opened_by_prompt: bool) -> None:
+    calls = next(calls_text_of(each) for each in RECORDED if each.format == name and each.calls and calls_text_of(each))
+    opening, closing = reasoning_tags_of(name)
+    reasoning = f"I could write {calls} but need not."
+    lead = formats.BY_NAME[name].leads[:1]
+    text = f"{'' if opened_by_prompt else opening}{reasoning}{closing}{''.join(lead)}It is sunny."
+    message = parse_whole_and_by_character(name, text, opening if opened_by_prompt else "")
+    assert (message.calls, message.content) == ([], "It is sunny.")
+    assert message.reasoning.split() == reasoning.split()
 
 
 CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("markup", ["<tool_call>", "<tool_call> tags", '<tool_call>{"a": 1}</tool_call>'])
+def test_markup_without_a_call_in_open_reasoning_is_reasoning(markup: str) -> None:
+    parser = make_parser("hermes", template="</think>")
+    message = ParsedMessage()
+    message.add(parser.feed(f"<think>I write {markup} now, "))
+    assert message.reasoning.startswith(f"I write {markup[:11]}")
+    message.add(parser.feed(CALL))
+    message.add(parser.finish())
+    assert message.reasoning == f"I write {markup} now,"
+    assert message.calls == [("get_weather", PARIS)]
 
 
 @pytest.mark.parametrize(("prompt", "before"), [("", "<think>One.</think>\n\n"), ("<think>\n\n</think>\n\n", "")])
@@ -89,7 +83,7 @@ CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_ca
         ("</think>\n\nHi.", "Hi.", ""),
         ("Hi.\n</think>\n\nBye.", "Hi. Bye.", ""),
         ("Hi</think>", "Hi", ""),
-        # What an answer says about the tags stays text.
+        # Tags that an answer mentions are text.
         ("Write `<think>` and `</think>`.", "Write `<think>` and `</think>`.", ""),
         ("Put <think> in front, </think> after.", "Put <think> in front, </think> after.", ""),
         ("```\n<think>\nx\n</think>\n```\nSo.", "``` <think> x </think> ``` So.", ""),
@@ -97,30 +91,33 @@ CALL = f'<tool_call>\n{{"name": "get_weather", "arguments": {PARIS}}}\n</tool_ca
         ("a < b <thin c", "a < b <thin c", ""),
     ],
 )
-def test_reasoning_that_comes_again_is_reasoning(
+def test_repeated_reasoning_is_separated_and_mentioned_tags_are_content(
     prompt: str, before: str, options: dict[str, Any], text: str, content: str, reasoning: str
 ) -> None:
-    for cuts in ([], every_character(before + text)):
-        found = read(parser("hermes", sign="</think>", prompt=prompt, **options), before + text, cuts)
-        assert " ".join(found.content.split()) == content
-        assert found.reasoning.removeprefix("One.").split() == reasoning.split()
+    for splits in ([], every_character(before + text)):
+        parser = make_parser("hermes", template="</think>", prompt=prompt, **options)
+        message = parse_text(parser, before + text, splits)
+        assert " ".join(message.content.split()) == content
+        assert message.reasoning.removeprefix("One.").split() == reasoning.split()
 
 
-@pytest.mark.parametrize("form", ["granite3", "ernie", "hunyuan-a13b", "xlam", "generic"])
+@pytest.mark.parametrize("name", ["granite3", "ernie", "hunyuan-a13b", "xlam", "generic"])
 @pytest.mark.parametrize("options", [{}, {"tools": []}])
-def test_it_comes_again_in_formats_with_answers_in_tags_or_calls_at_the_start(
-    form: str, options: dict[str, Any]
+def test_repeated_reasoning_is_separated_with_answer_tags_or_calls_at_the_start(
+    name: str, options: dict[str, Any]
 ) -> None:
-    made = parser(form, sign="</think>", **options)
-    found = read(made, "<think>One.</think>\n\nHi.\n<think>Two.</think>\nBye.")
-    assert (found.reasoning, " ".join(found.content.split())) == ("One.\nTwo.", "Hi. Bye.")
+    parser = make_parser(name, template="</think>", **options)
+    message = parse_text(parser, "<think>One.</think>\n\nHi.\n<think>Two.</think>\nBye.")
+    assert (message.reasoning, " ".join(message.content.split())) == ("One.\nTwo.", "Hi. Bye.")
 
 
-def test_reasoning_between_calls_is_reasoning() -> None:
-    found = both_ways("hermes", f"<think>One.</think>{CALL}\n<think>Two.</think>\n{CALL}", "")
-    assert (found.reasoning, found.content, len(found.calls)) == ("One.\nTwo.", "", 2)
-
-
-def test_reasoning_that_was_cut_off_after_a_mention_is_reasoning() -> None:
-    found = both_ways("hermes", "<think>I write <tool_call>, then", "")
-    assert (found.reasoning, found.content, found.calls) == ("I write <tool_call>, then", "", [])
+@pytest.mark.parametrize(
+    ("text", "reasoning", "n_calls"),
+    [
+        (f"<think>One.</think>{CALL}\n<think>Two.</think>\n{CALL}", "One.\nTwo.", 2),
+        ("<think>I write <tool_call>, then", "I write <tool_call>, then", 0),
+    ],
+)
+def test_reasoning_between_calls_and_truncated_reasoning_is_separated(text: str, reasoning: str, n_calls: int) -> None:
+    message = parse_whole_and_by_character("hermes", text)
+    assert (message.reasoning, message.content, len(message.calls)) == (reasoning, "", n_calls)

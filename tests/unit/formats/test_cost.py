@@ -1,4 +1,4 @@
-"""Long outputs cost in proportion: little text is held, and little is copied."""
+"""The cost of parsing grows linearly with the output, and that of grammars with the schema."""
 
 import json
 from typing import Any
@@ -7,27 +7,25 @@ import pytest
 
 from server.formats.parameter_schema import types_of
 from server.formats.parsing.reader import MAX_WORD, Reader
-from server.formats.parsing.stream_parser import StreamParser
-from tests.unit.formats.reading import forced_calls, parser, read
+from tests.unit.formats.parsing import forced_calls, make_parser, parse_text
 from tests.unit.formats.recorded import RECORDED, Recorded, tool
 
-PIECES = ["x" * 2000] * 100  # 200 kB
+CHUNKS = ["x" * 2000] * 100
 
-PLACES = [(recorded, place) for recorded in RECORDED for place in ("Paris", "I look", "Hm") if place in recorded.text]
-
-
-@pytest.mark.parametrize(("recorded", "place"), PLACES, ids=lambda value: getattr(value, "format", value))
-def test_little_of_long_content_reasoning_and_arguments_is_held(recorded: Recorded, place: str) -> None:
-    made = parser(recorded.format, sign=recorded.sign, prompt=recorded.prompt)
-    made.feed(recorded.text[: recorded.text.index(place) + 2])
-    for piece in PIECES:
-        made.feed(piece)
-        assert isinstance(made, StreamParser)
-        assert len(made.text) < MAX_WORD
+POSITIONS = [(recorded, text) for recorded in RECORDED for text in ("Paris", "I look", "Hm") if text in recorded.text]
 
 
-def copied(monkeypatch: pytest.MonkeyPatch, form: str, text: str) -> int:
-    """Characters that readers copy for a text that comes all at once: what they consume, and the rest each time."""
+@pytest.mark.parametrize(("recorded", "text"), POSITIONS, ids=lambda value: getattr(value, "format", value))
+def test_parser_buffers_little_of_long_arguments_content_and_reasoning(recorded: Recorded, text: str) -> None:
+    parser = make_parser(recorded.format, template=recorded.template, prompt=recorded.prompt)
+    parser.feed(recorded.text[: recorded.text.index(text) + 2])
+    for chunk in CHUNKS:
+        parser.feed(chunk)
+        assert len(parser.text) < MAX_WORD
+
+
+def chars_copied(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> int:
+    """Return how many characters readers copy to parse a text in one chunk: each `consume` copies the rest, too."""
     n_copied = 0
     consume = Reader.consume
 
@@ -38,51 +36,52 @@ def copied(monkeypatch: pytest.MonkeyPatch, form: str, text: str) -> int:
 
     with monkeypatch.context() as patch:
         patch.setattr(Reader, "consume", counting)
-        found = read(parser(form), text)
-    assert len(found.calls) == 1
-    assert len(json.loads(found.calls[0][1])["place"]) > 100
+        ((_, arguments),) = parse_text(make_parser(name), text).calls
+    assert len(json.loads(arguments)["place"]) > 100
     return n_copied
 
 
-LONG = {
+CALLS = {
     "hermes": '<tool_call>{"name": "get_weather", "arguments": {"place": {%s}}}</tool_call>',
     "qwen3-coder": "<tool_call><function=get_weather><parameter=place>{%s}</parameter></function></tool_call>",
     "lfm2": "<|tool_call_start|>[get_weather(place={%s})]<|tool_call_end|>",
 }
 
 
-@pytest.mark.parametrize("form", LONG)
-@pytest.mark.parametrize("value", ['"v"', "'v'"])
-def test_arguments_that_come_in_one_piece_cost_in_proportion(
-    form: str, value: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("hermes", '"v"'), ("qwen3-coder", '"v"'), ("qwen3-coder", "'v'"), ("lfm2", '"v"'), ("lfm2", "'v'")],
+)
+def test_arguments_in_one_chunk_are_parsed_in_linear_time(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if form == "hermes" and value == "'v'":
-        return  # no JSON
     short, long = (
-        copied(monkeypatch, form, LONG[form] % ", ".join(f'"key{k}": {value}' for k in range(n))) for n in (1000, 4000)
+        chars_copied(monkeypatch, name, CALLS[name] % ", ".join(f'"key{k}": {value}' for k in range(n)))
+        for n in (1000, 4000)
     )
     assert long < 4.6 * short
 
 
-class Counted(dict[str, Any]):
-    """A schema that counts how often schemas are looked at."""
+class CountingSchema(dict[str, Any]):
+    """A schema that counts the keyword reads of all schemas."""
 
-    n_looks = 0
+    n_reads = 0
 
     def get(self, *args: Any) -> Any:
-        Counted.n_looks += 1
+        CountingSchema.n_reads += 1
         return super().get(*args)
 
 
-def test_a_schema_that_references_lead_to_in_countless_ways_costs_in_proportion() -> None:
-    layers = {f"n{n}": Counted(anyOf=[Counted({"$ref": f"#/$defs/n{n + 1}"})] * 10) for n in range(6)}
-    parameters = {"type": "object", "properties": {"x": layers["n0"]}, "$defs": layers | {"n6": Counted(type="string")}}
+def test_schema_with_exponentially_many_reference_paths_is_read_in_linear_time() -> None:
+    layers = {f"n{n}": CountingSchema(anyOf=[CountingSchema({"$ref": f"#/$defs/n{n + 1}"})] * 10) for n in range(6)}
+    definitions = layers | {"n6": CountingSchema(type="string")}
+    parameters = {"type": "object", "properties": {"x": layers["n0"]}, "$defs": definitions}
     assert types_of(layers["n0"], parameters) >= {"string"}
     assert len(forced_calls("qwen3-coder", "", [tool("f", parameters)])) < 10_000
-    assert Counted.n_looks < 1_000_000
+    assert CountingSchema.n_reads < 1_000_000
 
 
-def test_alternatives_beside_alternatives_cost_in_proportion() -> None:
+def test_any_of_next_to_one_of_yields_a_grammar_of_bounded_size() -> None:
     leaves = [{"anyOf": [{"minLength": 8 * n + k} for k in range(8)]} for n in range(16)]
     tree = {"type": "string", "anyOf": leaves, "oneOf": [{"maxLength": n} for n in range(200, 300)]}
     parameters = {"type": "object", "properties": {"x": tree}}

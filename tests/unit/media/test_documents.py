@@ -1,13 +1,15 @@
-"""Documents to text and page images, and an error in words for whatever is damaged, hostile or too large."""
+"""Conversion of documents to text and page images, and rejection of damaged, hostile or oversized ones."""
 
+import contextlib
 import os
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
-from server.app import IMAGE_DECODER as ANSWERER
+from server.app import IMAGE_DECODER
 from server.chat.prompt import as_text, read_parts
 from server.errors import InvalidRequest
 from server.media.bitmap import Bitmap, Document, bitmaps_of
@@ -20,9 +22,9 @@ from tests.media_files import damaged, media_file, pdf, pdf_of
 from tests.unit.dialects.builders import make_model
 
 pytestmark = pytest.mark.slow
-ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "25"))  # of damage to each file; `make fuzz-media` does more
+N_ROUNDS = int(os.environ.get("FUZZ_ROUNDS", "25"))  # of damage to each file; `make fuzz-media` does more
 SEED = os.environ.get("FUZZ_SEED", "1")
-BLIND, SEES = DocumentHints(), DocumentHints(sees=True)
+TEXT_ONLY, VISION = DocumentHints(), DocumentHints(sees=True)
 LIMITS = DocumentLimits(pages=20, file_bytes=1 << 20, text_bytes=1 << 16, cpu_s=2.0)
 PAGE = """<!doctype html>
 <html><head><title> A  page </title><style>no</style><script>"<p>no</p>"</script></head>
@@ -49,24 +51,24 @@ if x:
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[Decoder]:
-    made = Decoder(ANSWERER, documents=LIMITS)
-    yield made
-    made.close()
+    with closing(Decoder(IMAGE_DECODER, documents=LIMITS)) as decoder:
+        yield decoder
 
 
-def read(decoder: Decoder, data: bytes, hints: DocumentHints = BLIND, scope: str | None = None) -> Document:
-    found = decoder.decode(data, 0, scope, hints)
-    assert isinstance(found, Document)
-    return found
+def convert(decoder: Decoder, data: bytes, hints: DocumentHints = TEXT_ONLY, namespace: str | None = None) -> Document:
+    document = decoder.decode(data, 0, namespace, hints)
+    assert isinstance(document, Document)
+    return document
 
 
-def text_of(found: Document) -> str:
-    assert all(isinstance(part, PlainText | Bitmap) for part in found.parts)
-    return "".join(part if isinstance(part, str) else f"({part.width}x{part.height})" for part in found.parts)
+def text_of(document: Document) -> str:
+    """Return the text, with the size of each page image."""
+    assert all(isinstance(part, PlainText | Bitmap) for part in document.parts)
+    return "".join(part if isinstance(part, str) else f"({part.width}x{part.height})" for part in document.parts)
 
 
 @pytest.mark.parametrize(
-    ("data", "written", "text", "media_type"),
+    ("data", "name_or_type", "text", "media_type"),
     [
         (b"a\r\nb", "", "a\nb", "text/plain"),
         ("\ufeffgr\u00f6\u00dfer".encode(), "a.txt", "gr\u00f6\u00dfer", "text/plain"),
@@ -82,7 +84,7 @@ def text_of(found: Document) -> str:
         (b"<html>x", "text/plain", "<html>x", "text/plain"),
         (b"<!-- a --> <HTML>x", "", "x", "text/html"),
         (b"<!-- a --> <!-- - b -->\n<!doctype html>x", "", "x", "text/html"),
-        (b"<!---->" * 500 + b"x", "", "<!---->" * 500 + "x", "text/plain"),  # not in exponential time
+        (b"<!---->" * 500 + b"x", "", "<!---->" * 500 + "x", "text/plain"),  # took exponential time
         (
             pdf("one\ntwo", "", "three"),
             "a.txt",
@@ -93,39 +95,40 @@ def text_of(found: Document) -> str:
         (media_file("owner-locked.pdf"), "", "[Page 1]\nclassified text\n", "application/pdf"),
     ],
 )
-def test_a_document_is_its_text(decoder: Decoder, data: bytes, written: str, text: str, media_type: str) -> None:
-    found = read(decoder, data, DocumentHints(media_type_of(written)))
-    assert (text_of(found), found.media_type) == (text, media_type)
+def test_document_type_is_detected_and_its_text_extracted(
+    decoder: Decoder, data: bytes, name_or_type: str, text: str, media_type: str
+) -> None:
+    document = convert(decoder, data, DocumentHints(media_type_of(name_or_type)))
+    assert (text_of(document), document.media_type) == (text, media_type)
 
 
-def test_a_page_without_text_is_an_image_if_the_model_sees(decoder: Decoder) -> None:
+def test_page_without_text_becomes_an_image_for_a_vision_model(decoder: Decoder) -> None:
     data = pdf("one", None, "")
-    seen = read(decoder, data, SEES)
+    document = convert(decoder, data, VISION)
     size = f"({LONGEST_SIDE * 3 // 4}x{LONGEST_SIDE})"
-    assert text_of(seen) == f"[Page 1]\none\n[Page 2]\n{size}\n[Page 3: no text; not shown]\n"
-    assert seen.notes == ("pages without text are not shown: 3",)
-    (page,) = bitmaps_of(seen)
+    assert text_of(document) == f"[Page 1]\none\n[Page 2]\n{size}\n[Page 3: no text; not shown]\n"
+    assert document.notes == ("pages without text are not shown: 3",)
+    (page,) = bitmaps_of(document)
     middle = (LONGEST_SIDE * 5 // 8 * page.width + page.width * 5 // 12) * 3
     assert (page.data[:3], page.data[middle : middle + 3]) == (b"\xff\xff\xff", b"\xff\0\0")  # white, and red
-    (small,) = bitmaps_of(read(decoder, data, DocumentHints(sees=True, low_detail=True)))
+    (small,) = bitmaps_of(convert(decoder, data, DocumentHints(sees=True, low_detail=True)))
     assert (small.height, small.id != page.id) == (LOW_DETAIL_SIDE, True)
-    blind = read(decoder, data)
-    assert blind.notes == ("pages without text are not shown: 2, 3",)
+    assert convert(decoder, data).notes == ("pages without text are not shown: 2, 3",)
 
 
-def test_a_document_that_was_read_before_is_not_read_again(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_converted_document_is_cached(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     data = pdf("known", None)
-    first = read(decoder, data, SEES, "a scope")
+    first = convert(decoder, data, VISION, "a namespace")
     with monkeypatch.context() as patched:
         patched.setattr(Decoder, "_decoded", None)
-        again = read(decoder, data, SEES, "a scope")
+        again = convert(decoder, data, VISION, "a namespace")
     assert text_of(again) == text_of(first)
-    (page,), (known,) = bitmaps_of(first), bitmaps_of(again)
-    assert (known.data, known.id, known.decoded()) == (b"", page.id, page.data)
+    (page,), (cached,) = bitmaps_of(first), bitmaps_of(again)
+    assert (cached.data, cached.id, cached.decoded()) == (b"", page.id, page.data)
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "error"),
     [
         (b"", "it is empty"),
         (b" \n ", "it is empty"),
@@ -133,7 +136,7 @@ def test_a_document_that_was_read_before_is_not_read_again(decoder: Decoder, mon
         (b"PK\3\4" + bytes(20), "a ZIP archive or an Office document; send PDF, plain text, Markdown, CSV and HTML"),
         (bytes(range(256)), "its type is not supported; send PDF, plain text"),
         (media_file("tiny.png"), "it is PNG, and this model cannot be shown images"),
-        (media_file("tiny.mp3"), "this model hears nothing"),
+        (media_file("tiny.mp3"), "this model has no audio input"),
         (media_file("locked.pdf"), "The PDF specified is password protected"),
         (pdf("a")[:200], "The PDF specified was not valid"),
         (b"%PDF-1.7 and nothing", "The PDF specified was not valid"),
@@ -144,20 +147,19 @@ def test_a_document_that_was_read_before_is_not_read_again(decoder: Decoder, mon
         (pdf("\n".join(["a" * 100] * 2000)), "its text has more than 65536 bytes"),
     ],
 )
-def test_what_is_wrong_with_a_document_is_said(decoder: Decoder, data: bytes, said: str) -> None:
-    with pytest.raises(Unreadable, match=said):
+def test_error_names_the_fault_of_a_document(decoder: Decoder, data: bytes, error: str) -> None:
+    with pytest.raises(Unreadable, match=error):
         decoder.decode(data, 0, None, DocumentHints())
 
 
-def test_a_document_may_be_a_medium_that_its_content_tells(decoder: Decoder) -> None:
-    found = decoder.decode(media_file("tiny.png"), 0, None, SEES)
-    assert isinstance(found, Bitmap)
+def test_image_sent_as_a_document_is_decoded_for_a_vision_model(decoder: Decoder) -> None:
+    assert isinstance(decoder.decode(media_file("tiny.png"), 0, None, VISION), Bitmap)
 
 
-def bomb() -> bytes:
-    """Return a PDF of a few kilobytes whose page has four gigabytes.
+def decompression_bomb_pdf() -> bytes:
+    """Return a PDF of a few kilobytes whose page decompresses to 4 GiB.
 
-    A fully flushed deflate block may be repeated, so only one megabyte is compressed (compressing all takes 20 s).
+    Only 1 MiB is compressed, because that takes 20 s for all: a fully flushed deflate block may be repeated.
     """
     head, n_blocks = zlib.compress(b"", 9)[:2], 4096
     compressor = zlib.compressobj(9, wbits=-zlib.MAX_WBITS)
@@ -170,8 +172,8 @@ def bomb() -> bytes:
     return pdf_of([b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[3 0 R]/Count 1>>", page, stream])
 
 
-def laughs() -> bytes:
-    """Return a PDF whose page draws a billion forms."""
+def nested_form_pdf() -> bytes:
+    """Return a PDF whose page draws a trillion rectangles through nested forms ("billion laughs")."""
     page = b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]/Contents 4 0 R/Resources<</XObject<</X 5 0 R>>>>>>"
     forms = []
     for i in range(12):
@@ -182,51 +184,47 @@ def laughs() -> bytes:
     return pdf_of([b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[3 0 R]/Count 1>>", page, content, *forms])
 
 
-CATALOGUE = b"<</Type/Catalog/Pages 2 0 R>>"
+CATALOG = b"<</Type/Catalog/Pages 2 0 R>>"
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        bomb(),
-        laughs(),
-        pdf_of([CATALOGUE, b"<</Type/Pages/Kids[2 0 R 2 0 R]/Count 2>>"]),
-        pdf_of([CATALOGUE, b"<</Type/Pages/Kids[]/Count 2000000000>>"]),
+        decompression_bomb_pdf(),
+        nested_form_pdf(),
+        pdf_of([CATALOG, b"<</Type/Pages/Kids[2 0 R 2 0 R]/Count 2>>"]),
+        pdf_of([CATALOG, b"<</Type/Pages/Kids[]/Count 2000000000>>"]),
         pdf_of([b"<</Type/Catalog/Pages 2 0 R/X " + b"<</A " * 50_000 + b"1" + b">>" * 50_000 + b">>"]),
         b"<html>" + b"<div>" * 100_000 + b"<![CDATA[" * 10_000,
     ],
-    ids=["bomb", "laughs", "tree loop", "page count", "deep dictionary", "deep html"],
+    ids=["decompression bomb", "nested forms", "tree loop", "page count", "deep dictionary", "deep html"],
 )
-def test_a_hostile_document_costs_its_own_process(decoder: Decoder, data: bytes) -> None:
+def test_hostile_document_is_rejected_and_the_decoder_continues(decoder: Decoder, data: bytes) -> None:
     with pytest.raises(Unreadable):
-        decoder.decode(data, 0, None, SEES)
-    assert text_of(read(decoder, pdf("alive"))) == "[Page 1]\nalive\n"
+        decoder.decode(data, 0, None, VISION)
+    assert text_of(convert(decoder, pdf("alive"))) == "[Page 1]\nalive\n"
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["text.pdf", "drawing.pdf", "owner-locked.pdf", "page.html", "text.txt"])
-def test_a_damaged_document_is_read_or_refused(decoder: Decoder, name: str) -> None:
-    made = {
+def test_damaged_documents_are_converted_or_rejected(decoder: Decoder, name: str) -> None:
+    generated = {
         "text.pdf": pdf("one", "two"),
         "drawing.pdf": pdf(None, "x"),
         "page.html": PAGE.encode(),
         "text.txt": "gr\u00f6\u00dfer".encode("utf-16"),
     }
-    data = made.get(name) or media_file(name)
+    data = generated.get(name) or media_file(name)
     rng = random.Random(f"{SEED} {name}")
-    n_read = 0
-    for _ in range(ROUNDS):
-        try:
-            found = decoder.decode(damaged(data, rng), 0, None, SEES)
-        except Unreadable:
-            pass
-        else:
-            n_read += 1
-            assert found.parts
-    assert n_read, "nothing of it could be read at all"
+    n_converted = 0
+    for _ in range(N_ROUNDS):
+        with contextlib.suppress(Unreadable):
+            assert decoder.decode(damaged(data, rng), 0, None, VISION).parts
+            n_converted += 1
+    assert n_converted, "every damaged document was rejected"
 
 
-def test_a_document_is_not_repeated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repetitions_of_one_document_are_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.chat.prompt.MAX_TEXT_CHARS", 1000)
     part = Media("document", source=StoredFile("file-1"))
     media: LoadedMedia = {StoredFile("file-1"): Document((PlainText("x" * 300),), "text/plain")}

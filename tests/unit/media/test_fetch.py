@@ -1,8 +1,8 @@
-"""Fetching: what may be asked, what an address leads to, and where it ends."""
+"""Fetching of media URLs: allowed hosts, resolved addresses, redirects, limits and local files."""
 
 import asyncio
 import ipaddress
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ import pytest
 
 from server.media.fetch import FetchLimits, MediaFetcher
 from server.media.header import Unreadable
-from server.media.hosts import AllowedHosts, is_outer
+from server.media.hosts import AllowedHosts, is_public
 
-OUTER = "93.184.215.14"
+PUBLIC_ADDRESS = "93.184.215.14"
 ANYWHERE = AllowedHosts(anywhere=True)
 
 
@@ -26,24 +26,24 @@ def redirect(url: str) -> bytes:
     return b"HTTP/1.1 302 Found\r\nLocation: %b\r\nContent-Length: 0\r\n\r\n" % url.encode()
 
 
-INNER = (
+NOT_PUBLIC = (
     *("127.0.0.1", "10.0.0.1", "172.16.5.5", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
     *("224.0.0.1", "239.1.1.1", "240.0.0.1", "255.255.255.255", "192.0.2.1", "198.18.0.1"),
     *("::1", "::", "fe80::1", "fc00::1", "fd12::1", "fec0::1", "ff02::1", "2001:db8::1"),
     *("::ffff:127.0.0.1", "::ffff:10.1.2.3", "::127.0.0.1", "64:ff9b::7f00:1", "64:ff9b::a00:1", "64:ff9b:1::1"),
     *("2002:7f00:1::", "2002:a00:1::1", "2001:0:4136:e378:8000:63bf:3fff:fdd2"),
 )
-PUBLIC = (OUTER, "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::101:101", "::ffff:8.8.8.8")
+PUBLIC = (PUBLIC_ADDRESS, "1.1.1.1", "2606:4700:4700::1111", "64:ff9b::101:101", "::ffff:8.8.8.8")
 
 
-@pytest.mark.parametrize("address", [*INNER, *PUBLIC])
-def test_inner_and_outer_addresses_are_told(address: str) -> None:
-    assert is_outer(ipaddress.ip_address(address)) is (address in PUBLIC)
+@pytest.mark.parametrize("address", [*NOT_PUBLIC, *PUBLIC])
+def test_public_addresses_are_distinguished(address: str) -> None:
+    assert is_public(ipaddress.ip_address(address)) is (address in PUBLIC)
 
 
-async def test_nothing_is_asked_by_default() -> None:
+async def test_no_host_is_allowed_by_default() -> None:
     with pytest.raises(Unreadable, match=r"'example\.com' are not fetched: this server's option media_fetch"):
-        await fetcher(AllowedHosts()).fetch("http://example.com/a.png")
+        await fetcher_with_dns(AllowedHosts()).fetch("http://example.com/a.png")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ async def test_nothing_is_asked_by_default() -> None:
         *(("pics.org", True), ("www.pics.org", False), ("pics.org.evil.net", False)),
     ],
 )
-def test_names_of_sites_hold_for_themselves_or_for_what_is_below(host: str, allowed: bool) -> None:
+def test_allowed_host_matches_exactly_and_wildcard_matches_subdomains(host: str, allowed: bool) -> None:
     assert AllowedHosts(hosts=("*.example.com", "pics.org")).allow(host) is allowed
 
 
@@ -64,57 +64,59 @@ def test_names_of_sites_hold_for_themselves_or_for_what_is_below(host: str, allo
         *("http://[::1", "http://fe80::1%25eth0/", "gopher://a", "http", "http:a", f"http://{'ä' * 70}/"),
     ],
 )
-async def test_what_is_no_address_is_not_asked(url: str) -> None:
+async def test_invalid_urls_are_rejected(url: str) -> None:
     with pytest.raises(Unreadable):
-        await fetcher(ANYWHERE).fetch(url)
+        await fetcher_with_dns(ANYWHERE).fetch(url)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "0x7f.1", "2130706433", "[::ffff:127.0.0.1]"])
-async def test_this_machine_is_not_asked_however_it_is_written(host: str) -> None:
-    async with site(ok(b"secret")) as port:
+async def test_loopback_urls_are_rejected_in_every_notation(host: str) -> None:
+    async with http_server(ok(b"secret")) as port:
         with pytest.raises(Unreadable, match=r"not of the open internet|not known"):
             await MediaFetcher(ANYWHERE).fetch(f"http://{host}:{port}/")
 
 
-async def test_a_name_with_one_inner_address_is_not_asked() -> None:
-    async with site(ok(b"secret")) as port:
+async def test_host_with_a_private_address_is_rejected() -> None:
+    async with http_server(ok(b"secret")) as port:
         with pytest.raises(Unreadable, match="not of the open internet"):
-            await fetcher(ANYWHERE, [OUTER, "10.0.0.1"]).fetch(f"http://example.com:{port}/")
+            await fetcher_with_dns(ANYWHERE, [PUBLIC_ADDRESS, "10.0.0.1"]).fetch(f"http://example.com:{port}/")
         with pytest.raises(Unreadable, match="not of the open internet"):
-            await fetcher(AllowedHosts(hosts=("example.com",)), ["10.0.0.1"]).fetch(f"http://example.com:{port}/")
+            await fetcher_with_dns(AllowedHosts(hosts=("example.com",)), ["10.0.0.1"]).fetch(
+                f"http://example.com:{port}/"
+            )
 
 
-async def test_what_was_resolved_is_what_is_connected_to() -> None:
+async def test_connection_uses_the_checked_address_despite_dns_rebinding() -> None:
     resolved: list[str] = []
 
     async def resolve(host: str, port: int) -> Sequence[str]:
         resolved.append(host)
-        return [OUTER] if len(resolved) == 1 else ["127.0.0.1"]  # a name that leads elsewhere the next time
+        return [PUBLIC_ADDRESS] if len(resolved) == 1 else ["127.0.0.1"]
 
-    asked: list[bytes] = []
-    async with site(ok(b"picture"), asked) as port:
-        backend = Recording(port)
-        found = await MediaFetcher(ANYWHERE, resolve=resolve, backend=backend).fetch("http://example.com:8080/a b?c=ä")
-    assert found == b"picture"
+    requests: list[bytes] = []
+    async with http_server(ok(b"picture"), requests) as port:
+        backend = LoopbackBackend(port)
+        data = await MediaFetcher(ANYWHERE, resolve=resolve, backend=backend).fetch("http://example.com:8080/a b?c=ä")
+    assert data == b"picture"
     assert resolved == ["example.com"]
-    assert backend.connected == [(OUTER, 8080)]
-    assert asked[0].startswith(b"GET /a%20b?c=%C3%A4 HTTP/1.1\r\nHost: example.com:8080\r\n")
+    assert backend.connected == [(PUBLIC_ADDRESS, 8080)]
+    assert requests[0].startswith(b"GET /a%20b?c=%C3%A4 HTTP/1.1\r\nHost: example.com:8080\r\n")
 
 
-async def test_a_redirect_is_followed_and_checked_like_the_first_address() -> None:
+async def test_redirects_are_followed_and_checked_like_the_first_url() -> None:
     trusted = MediaFetcher(AllowedHosts(hosts=("127.0.0.1",)))
-    async with site(ok(b"picture")) as inner, site(redirect(f"http://127.0.0.1:{inner}/")) as outer:
-        assert await trusted.fetch(f"http://127.0.0.1:{outer}/") == b"picture"
-    async with site(redirect("http://127.0.0.2/")) as port:
+    async with http_server(ok(b"picture")) as target, http_server(redirect(f"http://127.0.0.1:{target}/")) as port:
+        assert await trusted.fetch(f"http://127.0.0.1:{port}/") == b"picture"
+    async with http_server(redirect("http://127.0.0.2/")) as port:
         with pytest.raises(Unreadable, match=r"'127\.0\.0\.2' are not fetched"):
             await trusted.fetch(f"http://127.0.0.1:{port}/")
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "error"),
     [
-        (redirect("file:///etc/passwd"), "no http or https address"),
-        *((redirect(url), "no address") for url in ("http://[", "//[::1", "http://a]/", "http://a:b:c/")),
+        (redirect("file:///etc/passwd"), "is not an http or https URL"),
+        *((redirect(url), "valid URL") for url in ("http://[", "//[::1", "http://a]/", "http://a:b:c/")),
         (redirect("/again"), "more than 3 redirects"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 3\r\n\r\nabc", "HTTP status 404"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 101\r\n\r\n", "more than 100 bytes"),
@@ -126,15 +128,15 @@ async def test_a_redirect_is_followed_and_checked_like_the_first_address() -> No
         (None, r"took more than 0\.2 s"),
     ],
 )
-async def test_what_a_site_answers_is_read_within_bounds(reply: bytes | None, said: str) -> None:
+async def test_invalid_oversized_and_late_replies_are_rejected(reply: bytes | None, error: str) -> None:
     limits = FetchLimits(file_bytes=100) if reply is not None else FetchLimits(seconds=0.2)
     trusted = AllowedHosts(hosts=("127.0.0.1",), folder=Path("/etc"))
-    async with site(reply) as port:
-        with pytest.raises(Unreadable, match=said):
+    async with http_server(reply) as port:
+        with pytest.raises(Unreadable, match=error):
             await MediaFetcher(trusted, limits).fetch(f"http://127.0.0.1:{port}/")
 
 
-async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
+async def test_file_urls_are_limited_to_the_media_path(tmp_path: Path) -> None:
     folder = tmp_path / "media"
     (folder / "sub").mkdir(parents=True)
     (folder / "sub" / "a b.png").write_bytes(b"picture")
@@ -142,10 +144,10 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "inside").symlink_to(folder / "sub" / "a b.png")
     (folder / "circle").symlink_to("circle")
-    inside = MediaFetcher(AllowedHosts(folder=folder), FetchLimits(file_bytes=7))
-    for good in ("file://sub/a b.png", "file:///sub//a b.png", "file://inside"):
-        assert await inside.fetch(good) == b"picture"
-    for url, said in {
+    fetcher = MediaFetcher(AllowedHosts(folder=folder), FetchLimits(file_bytes=7))
+    for url in ("file://sub/a b.png", "file:///sub//a b.png", "file://inside"):
+        assert await fetcher.fetch(url) == b"picture"
+    for url, error in {
         "file://../secret": "not allowed",
         "file://sub/../../secret": "not allowed",
         "file://link": "not allowed",
@@ -157,8 +159,8 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
         "file://a\0b": "not allowed|does not exist",
         f"file://{'x' * 5000}": "does not exist",
     }.items():
-        with pytest.raises(Unreadable, match=said):
-            await inside.fetch(url)
+        with pytest.raises(Unreadable, match=error):
+            await fetcher.fetch(url)
     with pytest.raises(Unreadable, match="more than 6 bytes"):
         await MediaFetcher(AllowedHosts(folder=folder), FetchLimits(file_bytes=6)).fetch("file://inside")
     with pytest.raises(Unreadable, match="unless --media-path"):
@@ -166,17 +168,17 @@ async def test_files_are_read_below_the_folder_alone(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def site(reply: bytes | None, asked: list[bytes] | None = None) -> AsyncIterator[int]:
-    """A server on this machine, by its port; None says nothing. ``asked`` gets the requests."""
-    over = asyncio.Event()
+async def http_server(reply: bytes | None, requests: list[bytes] | None = None) -> AsyncIterator[int]:
+    """Serve `reply` on loopback, or nothing for None, and yield the port. Append received requests to ``requests``."""
+    stopping = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if reply is None:
-            await over.wait()
+            await stopping.wait()
         else:
             request = await reader.readuntil(b"\r\n\r\n")
-            if asked is not None:
-                asked.append(request)
+            if requests is not None:
+                requests.append(request)
             writer.write(reply)
         writer.close()
 
@@ -184,23 +186,21 @@ async def site(reply: bytes | None, asked: list[bytes] | None = None) -> AsyncIt
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
-        over.set()
+        stopping.set()
         server.close()
 
 
-def leading_to(addresses: Sequence[str]) -> Callable[[str, int], "asyncio.Future[Sequence[str]]"]:
+def fetcher_with_dns(hosts: AllowedHosts, addresses: Sequence[str] = (PUBLIC_ADDRESS,)) -> MediaFetcher:
+    """Return a fetcher that resolves every host to these addresses."""
+
     async def resolve(host: str, port: int) -> Sequence[str]:
         return addresses
 
-    return resolve  # type: ignore[return-value]
+    return MediaFetcher(hosts, resolve=resolve, backend=LoopbackBackend(0))
 
 
-def fetcher(sites: AllowedHosts, addresses: Sequence[str] = (OUTER,)) -> MediaFetcher:
-    return MediaFetcher(sites, resolve=leading_to(addresses), backend=Recording(0))
-
-
-class Recording(httpcore2.AnyIOBackend):
-    """Records where connections should lead, and connects to a port of this machine."""
+class LoopbackBackend(httpcore2.AnyIOBackend):
+    """Records the requested connections, and connects to a loopback port instead."""
 
     def __init__(self, port: int) -> None:
         self._port = port

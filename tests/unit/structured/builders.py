@@ -1,4 +1,4 @@
-"""A vocabulary with tokens of several bytes, and ways to walk a constraint."""
+"""A vocabulary with multi-byte tokens, and functions that generate text under a constraint."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ BYTES = GrammarCompiler(FakeVocab())
 
 
 class WordVocab(FakeVocab):
-    """Bytes, tokens of several bytes (parts of characters and of JSON among them), `more`, then specials."""
+    """All bytes, multi-byte tokens (also parts of characters and of JSON), `more`, and special tokens at the end."""
 
     words = (
         *(bytes([byte]) for byte in range(256)),
@@ -57,7 +57,7 @@ def after_reasoning(
     begun: bool = False,
     may_think: bool = False,
 ) -> AfterReasoning:
-    """That constraint, after reasoning and markup of a format with those tags."""
+    """Return the constraint for after the reasoning and markup of a format with these tags."""
     chat_format = ChatFormat(replace(GENERIC, again=again), GENERIC.syntax, "", tags, has_reasoning_tags=True)
     vocab = vocab or FakeVocab()
     compiler = GrammarCompiler(vocab)
@@ -66,7 +66,7 @@ def after_reasoning(
 
 
 def takes(constraint: Constraint, tokens: Iterable[int]) -> bool:
-    """Advance as far as these tokens are allowed; whether all are."""
+    """Advance the constraint until a token is not allowed. Return whether all are allowed."""
     for token in tokens:
         if not constraint.allows(token):
             return False
@@ -75,25 +75,25 @@ def takes(constraint: Constraint, tokens: Iterable[int]) -> bool:
 
 
 def matches(constraint: MatcherConstraint, text: str | bytes) -> bool:
-    """Whether the constraint takes exactly these bytes, one by one, and may end there."""
+    """Return whether the constraint accepts all these bytes, one by one, and may end after them."""
     return takes(constraint, text.encode() if isinstance(text, str) else text) and constraint.complete
 
 
 def say(constraint: Constraint, text: str | bytes) -> bytes:
-    """Offer a text byte by byte, as a model that wants to say it: what comes out, with what is forced in between."""
-    said = b""
+    """Accept a text byte by byte and, where its next byte is not allowed, the only token that is. Return the output."""
+    output = b""
     for byte in text.encode() if isinstance(text, str) else text:
         while not constraint.allows(byte):
             (token,) = allowed(bytes(constraint.mask()), FakeVocab.n_tokens)
             constraint.accept(token)
-            said += FakeVocab().piece(token)
+            output += FakeVocab().piece(token)
         constraint.accept(byte)
-        said += bytes([byte])
-    return said
+        output += bytes([byte])
+    return output
 
 
 def allowed(mask: bytes, n_tokens: int) -> set[int]:
-    """The tokens whose bit is set."""
+    """Return the tokens whose bit is set."""
     return {token for token in range(n_tokens) if mask[token // 8] >> (token % 8) & 1}
 
 
@@ -102,46 +102,48 @@ def walk(
     vocab: FakeVocab,
     seed: int,
     *,
-    at_most: int = 60,
-    liked: bytes = b"",
+    n_free: int = 60,
+    preferred: bytes = b"",
     closing: bytes = b"",
     ends: Sequence[str] = (),
 ) -> bytes:
-    """Random tokens by the masks, if possible `liked` ones, then the way out: what a bad model would write.
+    """Return random tokens that the masks allow: `n_free` of them, then those that lead to the end.
 
-    ``closing``: bytes that lead out. ``ends``: texts that do, but not twice in a row: in a string they are text.
+    ``preferred``: bytes to choose first. ``closing``: bytes to choose first after `n_free` tokens. ``ends``: texts to
+    try then, but never two in a row, because inside a string they are text.
     """
-    chance, out, end = random.Random(seed), b"", ""
+    rng, out, end = random.Random(seed), b"", ""
     for step in range(2000):
         tokens = allowed(constraint.mask(), vocab.n_tokens)
         assert tokens, f"nothing may follow {out!r}"
-        if constraint.finished or (step >= at_most and constraint.complete):
+        is_free = step < n_free
+        if constraint.finished or (constraint.complete and not is_free):
             return out
-        tried = chance.sample(ends, len(ends)) if step >= at_most and not end else []
-        end = next((end for end in tried if end and takes(constraint.fork(), end.encode())), "")
+        candidates = rng.sample(ends, len(ends)) if not (is_free or end) else []
+        end = next((end for end in candidates if end and takes(constraint.fork(), end.encode())), "")
         if end:
             assert takes(constraint, end.encode())
             out += end.encode()
             continue
         usable = sorted(tokens - vocab.eog)
-        preferred = sorted({*(liked if step < at_most else closing)}.intersection(tokens))
-        token = chance.choice(preferred or usable) if preferred or step < at_most else _closing(usable, chance)
+        first = sorted({*(preferred if is_free else closing)}.intersection(tokens))
+        token = rng.choice(first or usable) if first or is_free else _closing(usable, rng)
         assert constraint.allows(token)
         constraint.accept(token)
         out += vocab.piece(token)
     raise AssertionError(f"no end after {out[:200]!r}")
 
 
-def _closing(tokens: Sequence[int], chance: random.Random) -> int:
+def _closing(tokens: Sequence[int], rng: random.Random) -> int:
     quotes: list[int] = sorted({*b"\"'"}.intersection(tokens))
     if quotes:
-        return chance.choice(quotes)
+        return rng.choice(quotes)
     order = b"}])>xea,0:"
     return min(tokens, key=lambda token: (order.find(bytes([token])) % 99 if token < 256 else 100, token))
 
 
 def exploding_schema() -> dict[str, Any]:
-    """A small schema whose branches, once each excludes the others, take llguidance minutes and gigabytes to join."""
+    """Return a small schema that takes llguidance minutes and gigabytes: every `oneOf` branch excludes the others."""
     stops = {"type": "array", "items": {"type": "string"}, "minItems": 1}
     place = {
         "type": "object",
@@ -159,17 +161,17 @@ def exploding_schema() -> dict[str, Any]:
             "place": place,
             "ride": _with_place({"ticket": {"type": "object"}}),
             "walk": _with_place({"pace": {"type": "string"}, "tags": stops}),
-            "never": _needing("never", branch),
-            "both": _needing("both", {"type": "array", "items": branch}),
-            "either": _needing("either", {"type": "array", "items": branch}),
+            "never": _requiring("never", branch),
+            "both": _requiring("both", {"type": "array", "items": branch}),
+            "either": _requiring("either", {"type": "array", "items": branch}),
         },
     }
 
 
 def _with_place(properties: dict[str, Any]) -> dict[str, Any]:
-    own = {"properties": properties, "required": [next(iter(properties))]}
-    return {"type": "object", "allOf": [own, {"$ref": "#/$defs/place"}]}
+    branch = {"properties": properties, "required": [next(iter(properties))]}
+    return {"type": "object", "allOf": [branch, {"$ref": "#/$defs/place"}]}
 
 
-def _needing(name: str, value: object) -> dict[str, Any]:
+def _requiring(name: str, value: object) -> dict[str, Any]:
     return {"type": "object", "properties": {name: value}, "required": [name]}

@@ -1,4 +1,4 @@
-"""Clients' grammars of texts inside the grammar of a call: the same texts, in a JSON string or up to an end marker."""
+"""Grammars of custom tools, embedded in a call's grammar as a JSON string or as text up to an end marker."""
 
 import json
 import random
@@ -50,74 +50,72 @@ def up_to(end: str, grammar: TextGrammar, compiler: GrammarCompiler = BYTES) -> 
     return compiler.lark(f"start: {grammar.up_to(end, [end])} {json.dumps(end)}", max_chars=MAX_CALLS_CHARS)
 
 
-def alone(grammar: TextGrammar) -> MatcherConstraint:
+def standalone(grammar: TextGrammar) -> MatcherConstraint:
     if grammar.syntax == "regex":
         return BYTES.regex(grammar.definition)
     return BYTES.lark(grammar.definition)
 
 
-def variants(text: str, chance: random.Random) -> str:
-    """The text with a character or two changed."""
+def mutated(text: str, rng: random.Random) -> str:
+    """Return the text with up to two edits."""
     chars = list(text)
-    for _ in range(chance.randint(0, 2)):
-        place = chance.randint(0, len(chars))
-        chars[place : place + chance.randint(0, 1)] = chance.choice(
-            ['a"', "\\", "\n", "\t", "/", "x", "1", " ", "<", "é", ""]
-        )
+    for _ in range(rng.randint(0, 2)):
+        at = rng.randint(0, len(chars))
+        chars[at : at + rng.randint(0, 1)] = rng.choice(['a"', "\\", "\n", "\t", "/", "x", "1", " ", "<", "é", ""])
     return "".join(chars)
 
 
 @pytest.mark.parametrize(("syntax", "definition", "texts"), GRAMMARS)
-def test_the_same_texts_match(syntax: str, definition: str, texts: list[str]) -> None:
-    grammar, chance = text_grammar(syntax, definition), random.Random(1)
-    tried = dict.fromkeys(variants(text, chance) for text in texts for _ in range(10))
-    for text in [*texts, *tried]:
-        wanted = matches(alone(grammar), text)
-        assert matches(in_json(grammar), json.dumps(text, ensure_ascii=False)) == wanted, text
+def test_embedded_grammar_matches_the_same_texts_as_standalone(syntax: str, definition: str, texts: list[str]) -> None:
+    grammar, rng = text_grammar(syntax, definition), random.Random(1)
+    mutants = dict.fromkeys(mutated(text, rng) for text in texts for _ in range(10))
+    for text in [*texts, *mutants]:
+        expected = matches(standalone(grammar), text)
+        assert matches(in_json(grammar), json.dumps(text, ensure_ascii=False)) == expected, text
         for end in ("\n</value>", "</value>"):
             if end not in text + end[:-1]:
-                assert matches(up_to(end, grammar), text + end) == wanted, (text, end)
+                assert matches(up_to(end, grammar), text + end) == expected, (text, end)
 
 
-def walked(made: MatcherConstraint, vocab: WordVocab, seed: int) -> str | None:
-    """Return random tokens by the masks, None for an output that is not complete after 100 of them."""
-    chance, out = random.Random(seed), b""
+def random_text(constraint: MatcherConstraint, vocab: WordVocab, seed: int) -> str | None:
+    """Return random tokens that the masks allow; None if the output is incomplete after 100 tokens."""
+    rng, out = random.Random(seed), b""
     for _ in range(100):
-        if made.finished:
+        if constraint.finished:
             return out.decode()
-        tokens = sorted(allowed(bytes(made.mask()), vocab.n_tokens) - vocab.eog)
+        tokens = sorted(allowed(bytes(constraint.mask()), vocab.n_tokens) - vocab.eog)
         assert tokens, f"nothing may follow {out!r}"
         ends = [token for token in tokens if vocab.piece(token, special=False)[:1] in (b'"', b"\n", b"<", b"*")]
-        token = chance.choice(ends if ends and chance.random() < 0.3 else tokens)
-        assert made.allows(token)
-        made.accept(token)
+        token = rng.choice(ends if ends and rng.random() < 0.3 else tokens)
+        assert constraint.allows(token)
+        constraint.accept(token)
         out += vocab.piece(token, special=False)
     return None
 
 
 @pytest.mark.parametrize(("syntax", "definition", "texts"), GRAMMARS)
-def test_masks_never_lead_to_a_dead_end(syntax: str, definition: str, texts: list[str]) -> None:
+def test_masks_of_an_embedded_grammar_never_lead_to_a_dead_end(syntax: str, definition: str, texts: list[str]) -> None:
     grammar, vocab = text_grammar(syntax, definition), WordVocab()
     for seed in range(10):
-        written = walked(in_json(grammar, WORDS), vocab, seed)
-        assert written is None or matches(alone(grammar), json.loads(written)), written
-        written = walked(up_to("\n</v>", grammar, WORDS), vocab, seed)
-        assert written is None or matches(alone(grammar), written.removesuffix("\n</v>")), written
+        text = random_text(in_json(grammar, WORDS), vocab, seed)
+        assert text is None or matches(standalone(grammar), json.loads(text)), text
+        text = random_text(up_to("\n</v>", grammar, WORDS), vocab, seed)
+        assert text is None or matches(standalone(grammar), text.removesuffix("\n</v>")), text
 
 
-def test_characters_are_not_escaped_by_their_code_points() -> None:
+def test_embedded_json_text_rejects_unicode_escapes() -> None:
     grammar = text_grammar("regex", "xé\n")
     assert matches(in_json(grammar), '"xé\\n"')
     assert not matches(in_json(grammar), '"x\\u00e9\\n"')
 
 
-def test_a_text_with_an_end_in_it_is_kept_out() -> None:
+def test_text_that_contains_the_end_marker_is_rejected() -> None:
     grammar = text_grammar("lark", 'start: /[^!]+/ "!"')
     assert matches(up_to("</v>", grammar), "a</w!</v>")
     assert not matches(up_to("</v>", grammar), "a</v>b!</v>")
 
 
-def test_a_constraint_can_be_made_again_from_its_recipe() -> None:
-    made = in_json(text_grammar("regex", "[ab]+"))
-    assert matches(BYTES.recreate(made.recipe), '"ab"')
-    assert not matches(BYTES.recreate(made.recipe), '"ac"')
+def test_constraint_is_recreated_from_its_recipe() -> None:
+    recipe = in_json(text_grammar("regex", "[ab]+")).recipe
+    assert matches(BYTES.recreate(recipe), '"ab"')
+    assert not matches(BYTES.recreate(recipe), '"ac"')

@@ -1,4 +1,4 @@
-"""GBNF: the language of a grammar is llama.cpp's, and a mistake is named with its line."""
+"""GBNF grammars match the same texts as in llama.cpp, and errors name the line."""
 
 import contextlib
 import itertools
@@ -18,13 +18,13 @@ CASES = loaded(Path(__file__).with_name("grammars.yaml"))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "error" not in case], ids=lambda case: case["grammar"][:50])
-def test_a_grammar_allows_exactly_its_language(case: dict[str, Any]) -> None:
+def test_grammar_accepts_exactly_the_allowed_texts_of_its_case(case: dict[str, Any]) -> None:
     compiled = BYTES.gbnf(case["grammar"])
-    assert [text for text in case["allows"] + case["refuses"] if matches(compiled.fork(), text)] == case["allows"]
+    assert [text for text in case["allows"] + case["rejects"] if matches(compiled.fork(), text)] == case["allows"]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if "error" in case], ids=lambda case: case["grammar"][:50])
-def test_a_mistake_is_named_with_its_line(case: dict[str, Any]) -> None:
+def test_error_names_the_line_of_the_mistake(case: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="failed to parse grammar: ") as caught:
         BYTES.gbnf(case["grammar"])
     assert caught.value.param == "grammar"
@@ -45,7 +45,7 @@ _EXPRESSION = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(_EXPRESSION)
-def test_it_agrees_with_python_regular_expressions(expression: str) -> None:
+def test_random_grammars_match_the_same_texts_as_python_regexes(expression: str) -> None:
     pattern = re.compile(expression.replace('"', ""), re.VERBOSE)
     try:
         compiled = BYTES.gbnf(f"root ::= {expression}")
@@ -55,7 +55,7 @@ def test_it_agrees_with_python_regular_expressions(expression: str) -> None:
         assert matches(compiled.fork(), text) == bool(pattern.fullmatch(text)), text
 
 
-def test_tokens_can_be_named_by_text_and_by_id_and_excluded() -> None:
+def test_tokens_are_matched_by_text_and_by_id_and_can_be_excluded() -> None:
     vocab = WordVocab()
     tool = vocab.bos + 3
     constraint = WORDS.gbnf(f'root ::= <tool> "x" !<[{tool}]> <[120]>')
@@ -77,14 +77,14 @@ def test_tokens_can_be_named_by_text_and_by_id_and_excluded() -> None:
         "root ::= " + "a" * 300_000,
     ],
 )
-def test_a_hostile_grammar_is_refused(grammar: str) -> None:
+def test_oversized_grammar_is_rejected(grammar: str) -> None:
     with pytest.raises(InvalidRequest):
         BYTES.gbnf(grammar)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text('ro:=t"ab()[]{}|*+?^-\\x<>!#. \n019,', max_size=40))
-def test_any_text_compiles_or_is_an_invalid_request(text: str) -> None:
+def test_random_text_compiles_or_raises_invalid_request(text: str) -> None:
     for grammar in (text, f"root ::= {text}"):
         with contextlib.suppress(InvalidRequest):
             BYTES.gbnf(grammar)

@@ -1,4 +1,4 @@
-"""JSON Schema: what comes out parses and validates, and what is wrong with a schema is named."""
+"""JSON Schema: generated text parses and validates, and errors name what is wrong with a schema."""
 
 import json
 import re
@@ -40,36 +40,36 @@ SCHEMAS: list[Any] = [
 
 CASES = loaded(Path(__file__).with_name("schemas.yaml"))
 ALLOWED = [case for case in CASES if "error" not in case]
-assert all(case.keys() - {"schema", "error"} <= {"allows", "refuses"} and len(case) > 1 for case in CASES)
+assert all(case.keys() - {"schema", "error"} <= {"allows", "rejects"} and len(case) > 1 for case in CASES)
 assert all(case.keys() == {"schema", "error"} for case in CASES if "error" in case)
 
 
-def name_of(case: dict[str, Any]) -> str:
+def case_id(case: dict[str, Any]) -> str:
     return json.dumps(case["schema"])[:70]
 
 
-@pytest.mark.parametrize("case", ALLOWED, ids=name_of)
-def test_a_schema_allows_and_refuses_the_values_of_its_case(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", ALLOWED, ids=case_id)
+def test_schema_accepts_exactly_the_allowed_values_of_its_case(case: dict[str, Any]) -> None:
     constraint = BYTES.json_schema(case["schema"])
-    values = [*case.get("allows", ()), *case.get("refuses", ())]
+    values = [*case.get("allows", ()), *case.get("rejects", ())]
     allowed = [value for value in values if matches(constraint.fork(), json.dumps(value, ensure_ascii=False))]
     assert allowed == case.get("allows", [])
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "error" in case], ids=name_of)
-def test_a_schema_that_cannot_be_kept_has_the_error_of_its_case(case: dict[str, Any]) -> None:
+@pytest.mark.parametrize("case", [case for case in CASES if "error" in case], ids=case_id)
+def test_schema_that_cannot_be_enforced_raises_the_error_of_its_case(case: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(case["error"]).replace("…", ".*")):
         BYTES.json_schema(case["schema"])
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SCHEMAS), st.integers(0, 2**32))
-def test_any_walk_over_the_masks_validates(schema: Any, seed: int) -> None:
+def test_random_output_validates(schema: Any, seed: int) -> None:
     text = walk(WORDS.json_schema(schema), WordVocab(), seed).decode()
     Draft202012Validator(schema).validate(json.loads(text))
 
 
-def test_properties_keep_the_order_of_the_schema_and_white_space_ends() -> None:
+def test_properties_keep_schema_order_and_whitespace_is_limited() -> None:
     schema = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"type": "null"}}, "required": ["b", "a"]}
     assert matches(BYTES.json_schema(schema), '{"b":null,"a":null}')
     assert matches(BYTES.json_schema(schema), '{"b": null, "a": null}')
@@ -79,26 +79,28 @@ def test_properties_keep_the_order_of_the_schema_and_white_space_ends() -> None:
     assert not matches(BYTES.json_schema(schema), '{\n\n\n"b":null,"a":null}')
 
 
-def test_a_special_token_is_never_a_part_of_json() -> None:
+def test_special_tokens_are_rejected_inside_json() -> None:
     vocab, constraint = WordVocab(), WORDS.json_schema({"type": "string"})
     constraint.accept(ord('"'))
     assert constraint.allows(ord("<"))
     assert not any(constraint.allows(token) for token in range(vocab.bos, vocab.n_tokens))
 
 
-@pytest.mark.parametrize(("tags", "more"), [(("cat", "dog"), False), (("cat", "cat"), True)])
-def test_alternatives_that_a_text_tells_apart_have_what_they_list(tags: tuple[str, str], *, more: bool) -> None:
+@pytest.mark.parametrize(("tags", "is_open"), [(("cat", "dog"), False), (("cat", "cat"), True)])
+def test_discriminated_union_accepts_only_the_listed_properties_of_a_branch(
+    tags: tuple[str, str], *, is_open: bool
+) -> None:
     one, other = (
         {"type": "object", "properties": {"kind": {"const": tag}, name: {"type": "null"}}, "required": ["kind"]}
         for tag, name in zip(tags, "ab", strict=True)
     )
     refs = [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/other"}]  # as Pydantic writes a union with a discriminator
     union = BYTES.json_schema({"oneOf": refs, "$defs": {"one": one, "other": other}})
-    assert matches(union.fork(), '{"kind":"cat","a":null}') is not more  # of one kind both would match
-    assert matches(union.fork(), '{"kind":"cat","b":1,"c":1}') is more
+    assert matches(union.fork(), '{"kind":"cat","a":null}') is not is_open  # with equal tags both branches match
+    assert matches(union.fork(), '{"kind":"cat","b":1,"c":1}') is is_open
 
 
-def test_a_schema_too_deep_or_too_large_is_refused() -> None:
+def test_too_deep_or_too_large_schema_is_rejected() -> None:
     deep: dict[str, Any] = {}
     for _ in range(1000):
         deep = {"items": deep}
@@ -111,10 +113,10 @@ def test_a_schema_too_deep_or_too_large_is_refused() -> None:
 
 
 @pytest.mark.parametrize("loop", [{"$ref": "#/$defs/a"}, {"allOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}])
-def test_a_reference_that_only_leads_back_to_itself_is_refused(loop: Any) -> None:
+def test_reference_that_only_refers_to_itself_is_rejected_if_it_is_used(loop: Any) -> None:
     schema = {"properties": {"x": {"$ref": "#/$defs/a"}}, "required": ["x"], "$defs": {"a": loop}}
     with pytest.raises(InvalidRequest, match="leads back to itself"):
         BYTES.json_schema(schema)
-    BYTES.json_schema({**schema, "properties": {"x": {"type": "null"}}})  # nothing refers to it
+    BYTES.json_schema({**schema, "properties": {"x": {"type": "null"}}})  # not used
     node = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}
     BYTES.json_schema({**schema, "$defs": {"a": {"type": "object", "properties": {"next": node}}}})

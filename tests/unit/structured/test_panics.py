@@ -1,4 +1,4 @@
-"""A panic of the grammar library costs the request whose grammar it was."""
+"""A panic of llguidance fails only the request whose grammar caused it."""
 
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def real_panic() -> BaseException:
-    """One of the library's own: it has no room for tokens that are so long."""
+    """Return a panic that llguidance raises for a token of 1 MiB."""
 
     class Vocabulary:
         eos_token_id, bos_token_id, special_token_ids = 1, None, (1,)
@@ -26,13 +26,13 @@ def real_panic() -> BaseException:
 
     try:
         llguidance.LLTokenizer(llguidance.TokenizerWrapper(Vocabulary()))
-    except BaseException as error:  # noqa: BLE001 - it is no Exception
+    except BaseException as error:  # noqa: BLE001 - a PanicException is not an Exception
         return error
     raise AssertionError("the library did not panic")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("mine")])
-def test_other_exceptions_pass(error: BaseException) -> None:
+def test_other_exceptions_are_not_converted(error: BaseException) -> None:
     @contained
     def call() -> None:
         raise error
@@ -41,8 +41,8 @@ def test_other_exceptions_pass(error: BaseException) -> None:
         call()
 
 
-class Panicking:
-    """An llguidance matcher that panics in ``method``, and in all its copies."""
+class PanickingMatcher:
+    """An llguidance matcher that panics in ``method``, as do its copies."""
 
     def __init__(self, matcher: llguidance.LLMatcher, method: str) -> None:
         self.matcher = matcher
@@ -53,18 +53,18 @@ class Panicking:
             raise real_panic()
         return getattr(self.matcher, name)
 
-    def deep_copy(self) -> "Panicking":
-        return Panicking(self.matcher.deep_copy(), self._method)
+    def deep_copy(self) -> "PanickingMatcher":
+        return PanickingMatcher(self.matcher.deep_copy(), self._method)
 
 
 @pytest.mark.parametrize("method", ["validate_tokens", "compute_bitmask", "consume_token", "is_stopped"])
-async def test_one_request_ends_and_the_others_go_on(method: str) -> None:
+async def test_panic_fails_one_request_and_others_continue(method: str) -> None:
     compiler = GrammarCompiler(FakeVocab())
-    broken, fine = compiler.regex("[0-9]{4}"), compiler.regex("[0-9]{4}")
-    broken.matcher = cast(Any, Panicking(broken.matcher, method))
+    panicking, working = compiler.regex("[0-9]{4}"), compiler.regex("[0-9]{4}")
+    panicking.matcher = cast(Any, PanickingMatcher(panicking.matcher, method))
     async with engine_over(FakeRunner()) as engine:
         replies = await run(
-            engine, request("one", constraint=fine), request("two", constraint=broken), request("three")
+            engine, request("one", constraint=working), request("two", constraint=panicking), request("three")
         )
         assert [type(reply.error) for reply in replies] == [type(None), InternalError, type(None)]
         assert "grammar library" in str(replies[1].error)

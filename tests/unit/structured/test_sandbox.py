@@ -1,4 +1,4 @@
-"""Grammars are compiled in a process that can be stopped: what takes too much costs that process and nothing else."""
+"""Grammars are compiled in sandboxed processes: a grammar that takes too much time or memory ends only its process."""
 
 import json
 import subprocess
@@ -28,8 +28,8 @@ DATE = {"type": "string", "format": "date"}
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
-    with closing(Sandbox()) as made:
-        yield made
+    with closing(Sandbox()) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture
@@ -38,23 +38,23 @@ def compiler(sandbox: Sandbox) -> GrammarCompiler:
 
 
 @contextmanager
-def compiling(limits: WorkLimits = AMPLE) -> Iterator[tuple[Sandbox, GrammarCompiler]]:
-    """A sandbox, by default one in which the exploding schema goes on until somebody ends it."""
+def own_sandbox(limits: WorkLimits = AMPLE) -> Iterator[tuple[Sandbox, GrammarCompiler]]:
+    """Provide a sandbox with its compiler. The default limits do not stop the exploding schema."""
     with closing(Sandbox(limits)) as sandbox:
         yield sandbox, GrammarCompiler(WordVocab(), sandbox)
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "error"),
     [
         (WorkLimits(cpu_s=0.3, wall_s=60), "it took more than 0.3 s of CPU time"),
         (WorkLimits(cpu_s=60, wall_s=60, memory_bytes=100 << 20), "it took more than 100 MiB of memory"),
     ],
 )
-def test_a_schema_that_explodes_is_refused_and_the_next_grammar_is_compiled(limits: WorkLimits, said: str) -> None:
-    with compiling(limits) as (_, compiler):
+def test_exploding_schema_is_rejected_and_the_next_grammar_compiles(limits: WorkLimits, error: str) -> None:
+    with own_sandbox(limits) as (_, compiler):
         for _ in range(2):
-            with pytest.raises(InvalidRequest, match=said) as caught:
+            with pytest.raises(InvalidRequest, match=error) as caught:
                 compiler.json_schema(exploding_schema())
             assert caught.value.param == "json_schema"
         assert matches(compiler.json_schema(DATE), '"2026-11-23"')
@@ -64,7 +64,7 @@ CHAIN = {
     f"d{n}": {"properties": {"x": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"type": "null"}]}}} for n in range(1000)
 }
 DEEP = json.dumps({"$ref": "#/$defs/d0", "$defs": {**CHAIN, "d1000": {"type": "null"}}})
-RULES = 3000
+N_RULES = 3000
 
 
 @pytest.mark.parametrize(
@@ -72,32 +72,32 @@ RULES = 3000
     [
         f"start: body\nbody: %json {DEEP}",
         "start: " + "(" * 100_000 + '"a"' + ")" * 100_000,
-        "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(RULES)) + f'a{RULES}: "x"',
-        "start: A0\n" + "".join(f'A{n}: "y" A{n + 1}\n' for n in range(RULES)) + f'A{RULES}: "x"',
+        "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(N_RULES)) + f'a{N_RULES}: "x"',
+        "start: A0\n" + "".join(f'A{n}: "y" A{n + 1}\n' for n in range(N_RULES)) + f'A{N_RULES}: "x"',
     ],
     ids=["schema", "groups", "rules", "terminals"],
 )
-def test_a_grammar_that_overflows_the_stack_is_refused(lark: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found with llguidance 1.9.1: each ends the process that compiles it."""
-    monkeypatch.setattr("server.sandbox.process.subprocess", subprocess)  # a forked one reuses larger stacks
-    with compiling(LIMITS) as (_, compiler):
+def test_grammar_that_overflows_the_stack_is_rejected(lark: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these grammars crashes the process that compiles it with llguidance 1.9.1."""
+    monkeypatch.setattr("server.sandbox.process.subprocess", subprocess)  # forked processes have larger stacks
+    with own_sandbox(LIMITS) as (_, compiler):
         with pytest.raises(InvalidRequest, match=r"crashed|too deep|recursion"):
             compiler.lark(lark)
         assert matches(compiler.lark('start: "a"'), "a")
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "said"),
+    ("kind", "value", "error"),
     [
         ("lark", "start: %json " + json.dumps(exploding_schema()), "was stopped"),
         (
             "gbnf",
-            "root ::= a0\n" + "".join(f"a{n} ::= a{n + 1}\n" for n in range(RULES)) + f'a{RULES} ::= "x"',
+            "root ::= a0\n" + "".join(f"a{n} ::= a{n + 1}\n" for n in range(N_RULES)) + f'a{N_RULES} ::= "x"',
             "grammar",
         ),
         ("json_schema", json.loads(DEEP), "json_schema"),
         (
-            "json_schema",  # a pattern that no step could follow
+            "json_schema",  # a pattern whose masks would take too long
             {"type": "string", "maxLength": 5000, "pattern": r"^(\S+\s+){0,99}\S+$"},
             "use simpler patterns, or smaller counts",
         ),
@@ -109,15 +109,15 @@ def test_a_grammar_that_overflows_the_stack_is_refused(lark: str, monkeypatch: p
         ("json_schema", {"contains": {}}, "json_schema: the keyword 'contains' cannot be enforced"),
     ],
 )
-def test_a_refusal_names_its_reason(compiler: GrammarCompiler, kind: str, value: Any, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said) as caught:
+def test_error_names_why_a_grammar_is_rejected(compiler: GrammarCompiler, kind: str, value: Any, error: str) -> None:
+    with pytest.raises(InvalidRequest, match=error) as caught:
         getattr(compiler, kind)(value)
     assert caught.value.param == ("json_schema" if kind == "json_schema" else "grammar")
 
 
-def test_a_grammar_means_the_same_with_a_sandbox(compiler: GrammarCompiler) -> None:
+def test_every_grammar_kind_compiles_in_the_sandbox(compiler: GrammarCompiler) -> None:
     unique = compiler.json_schema({"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True})
-    made: list[tuple[MatcherConstraint, str, str]] = [
+    constraints: list[tuple[MatcherConstraint, str, str]] = [
         (compiler.json_schema(DATE), '"2026-11-23"', '"today"'),
         (unique, '["a", "b"]', '["a", "a"]'),
         (compiler.lark("start: %json " + '{"format": "date", "type": "string"}'), '"2026-11-23"', "1"),
@@ -125,57 +125,57 @@ def test_a_grammar_means_the_same_with_a_sandbox(compiler: GrammarCompiler) -> N
         (compiler.regex("a+b"), "aab", "b"),
         (compiler.choice(["yes", "no"]), "no", "nay"),
     ]
-    for constraint, good, bad in made:
-        assert matches(constraint.fork(), good)
-        assert not matches(constraint, bad)
+    for constraint, valid, invalid in constraints:
+        assert matches(constraint.fork(), valid)
+        assert not matches(constraint, invalid)
 
 
-def test_a_cancelled_compilation_ends_at_once() -> None:
+def test_cancelling_stops_a_running_compilation_and_later_ones_of_the_request() -> None:
     attempt = Attempt()
-    with compiling() as (sandbox, compiler), ThreadPoolExecutor(1) as thread:
+    with own_sandbox() as (sandbox, compiler), ThreadPoolExecutor(1) as thread:
 
         def work() -> None:
             with within(attempt):
                 compiler.json_schema(exploding_schema())
 
-        compiled = thread.submit(work)
+        future = thread.submit(work)
         wait_until(lambda: sandbox.at_work, "work in the sandbox", poll_s=0.001)
         attempt.cancel()
         with pytest.raises(CompileCancelled):
-            compiled.result(60)
+            future.result(60)
         assert not sandbox.at_work
         with within(attempt), pytest.raises(CompileCancelled):
             compiler.json_schema(DATE)
-        assert matches(compiler.json_schema(DATE), '"2026-11-23"'), "nobody else is cancelled"
+        assert matches(compiler.json_schema(DATE), '"2026-11-23"'), "other requests must not be cancelled"
 
 
-def test_what_a_busy_machine_did_not_do_in_time_may_be_asked_again() -> None:
-    with compiling(replace(AMPLE, wall_s=0.2)) as (_, compiler):
+def test_wall_time_limit_asks_the_client_to_retry() -> None:
+    with own_sandbox(replace(AMPLE, wall_s=0.2)) as (_, compiler):
         for _ in range(2):
             with pytest.raises(TooLate, match=r"it took more than 0.2 s, retry in 5 s"):
                 compiler.json_schema(exploding_schema())
 
 
-def test_a_request_has_so_much_time_for_all_of_its_grammars(compiler: GrammarCompiler) -> None:
+def test_time_limit_covers_all_grammars_of_a_request(compiler: GrammarCompiler) -> None:
     attempt, schema = Attempt(), {"type": "array", "items": DATE, "maxItems": 7}
     attempt.left_s = 0.0
     with within(attempt), pytest.raises(TooLate, match="compiling the grammars of this request took 10 s"):
         compiler.json_schema(schema)
-    assert matches(compiler.json_schema(schema), "[]"), "another request may"
+    assert matches(compiler.json_schema(schema), "[]"), "another request has its own time"
 
 
-def test_closing_ends_what_is_being_compiled() -> None:
-    with compiling() as (sandbox, compiler), ThreadPoolExecutor(1) as thread:
-        compiled = thread.submit(compiler.json_schema, exploding_schema())
+def test_closing_the_sandbox_stops_running_and_later_compilations() -> None:
+    with own_sandbox() as (sandbox, compiler), ThreadPoolExecutor(1) as thread:
+        future = thread.submit(compiler.json_schema, exploding_schema())
         wait_until(lambda: sandbox.at_work, "work in the sandbox", poll_s=0.001)
         sandbox.close()
         with pytest.raises(ShuttingDown):
-            compiled.result(60)
+            future.result(60)
         with pytest.raises(ShuttingDown):
             compiler.json_schema(DATE)
 
 
-def test_a_thread_that_must_not_wait_gets_what_is_cached_or_plain(compiler: GrammarCompiler) -> None:
+def test_without_an_attempt_only_cached_and_plain_grammars_are_returned(compiler: GrammarCompiler) -> None:
     schema = {"type": "array", "items": DATE, "maxItems": 3}
     with within(None):
         assert matches(compiler.json_schema({"type": "integer"}), "7")
@@ -188,15 +188,15 @@ def test_a_thread_that_must_not_wait_gets_what_is_cached_or_plain(compiler: Gram
         assert matches(compiler.json_schema(schema), "[]")
 
 
-def test_several_models_share_the_processes(sandbox: Sandbox) -> None:
+def test_models_share_sandbox_processes(sandbox: Sandbox) -> None:
     compilers = [GrammarCompiler(WordVocab(b"<other>"), sandbox), GrammarCompiler(WordVocab(), sandbox)]
-    for number in range(2):
+    for n in (1, 2):
         for compiler in compilers:
-            assert matches(compiler.regex(f"a{{{number + 1}}}"), "a" * (number + 1))
+            assert matches(compiler.regex(f"a{{{n}}}"), "a" * n)
     assert len(sandbox._idle) <= 2
 
 
-def test_no_reserve_is_never_short() -> None:
+def test_memory_watch_without_a_reserve_reports_no_shortage() -> None:
     watch = MemoryWatch(0, lambda: (), lambda: 1)
     watch.check()
     assert not watch.shortage
@@ -228,12 +228,12 @@ def test_no_reserve_is_never_short() -> None:
         (exploding_schema(), False),
     ],
 )
-def test_plain_schemas_join_nothing(schema: object, plain: bool) -> None:
+def test_only_small_schemas_without_combining_keywords_are_plain(schema: object, plain: bool) -> None:
     assert is_plain(schema) is plain
 
 
-def test_the_costliest_plain_schemas_compile_soon() -> None:
-    """What `is_plain` lets past the sandbox, at its bounds, in this thread's CPU time: 0.05 s on a slow machine."""
+def test_plain_schemas_at_the_size_limits_compile_quickly() -> None:
+    """They are compiled without the sandbox, in the calling thread: in 0.05 s of CPU time on a slow machine."""
     compiler = GrammarCompiler(WordVocab())
     text = {"type": "string", "minLength": 100, "maxLength": 200}
     wide: Any = {"type": "object", "properties": {f"p{n}": text for n in range(190)}}
@@ -244,6 +244,6 @@ def test_the_costliest_plain_schemas_compile_soon() -> None:
     known: Any = {"enum": [f"{n:030}" for n in range(590)]}
     for schema in (wide, deep, either, known):
         assert is_plain(schema)
-        began = time.thread_time()
+        start_s = time.thread_time()
         compiler.json_schema(schema)
-        assert time.thread_time() - began < 5
+        assert time.thread_time() - start_s < 5

@@ -1,4 +1,4 @@
-"""`apply_chat_template` of transformers, called as its users do."""
+"""Prompts of transformers' `apply_chat_template`, to compare with."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.templates.conversations import Chat
 
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would tell that there is no torch
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no warning about missing torch
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra dev)")
 
 
@@ -21,7 +21,7 @@ TEXT_ARGUMENTS = frozenset(
     microsoft-Phi-3.5-mini-instruct
     """.split()  # noqa: SIM905
 )
-"""Templates that write the arguments of a call as they are, so these must be JSON text, or that write no calls."""
+"""Templates that need arguments as JSON text because they copy them, or that render no calls."""
 
 
 @cache
@@ -32,9 +32,9 @@ def _tokenizer() -> Any:
 
 
 def prompt(source: str, chat: Chat, *, text_arguments: bool = False, **options: Any) -> str:
-    """Its text, or "!" and its complaint.
+    """Return the prompt, or "!" and the error.
 
-    The arguments of calls are objects, as its documentation has them, unless the template takes text alone.
+    Arguments of calls are passed as objects, as transformers documents, or with `text_arguments` as text.
     """
     messages = [dict(message) for message in deepcopy(chat.messages)]
     for call in (call for message in messages for call in message.get("tool_calls", [])):
@@ -44,6 +44,6 @@ def prompt(source: str, chat: Chat, *, text_arguments: bool = False, **options: 
         text: str = _tokenizer().apply_chat_template(
             messages, tools=chat.tools, chat_template=source, tokenize=False, **{**chat.kwargs, **options}
         )
-    except Exception as error:  # noqa: BLE001 - whatever a template raises
+    except Exception as error:  # noqa: BLE001 - a template may raise anything
         return f"!{type(error).__name__}: {error}"
     return text

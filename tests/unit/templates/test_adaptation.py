@@ -1,4 +1,4 @@
-"""What becomes of messages that a template can't take; that nothing is lost is for `test_every_text`."""
+"""Adaptation of messages that a template can't take. `test_prompt_completeness` checks that no text is lost."""
 
 from typing import Any
 
@@ -6,10 +6,9 @@ import pytest
 
 from server.errors import InvalidRequest
 from server.templates.adaptation import _with_ids
-from server.templates.template import ChatTemplate
 from tests.support.downloads import TEMPLATE_NAMES, needs_templates
-from tests.unit.templates.conversations import says
-from tests.unit.templates.corpus import template_of
+from tests.unit.templates.conversations import message
+from tests.unit.templates.corpus import make_template, template_of
 
 pytestmark = pytest.mark.slow
 
@@ -23,29 +22,26 @@ CALLS = (
     "{% for c in m.tool_calls or [] %}[%s{{ c.function.arguments | tojson }}]{% endfor %}"
     "{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}{% endfor %}"
 )
-S, U, A, T = says("system", "s"), says("user", "u"), says("assistant", "a"), says("tool", "t", tool_call_id="c1")
-LATE, LATER = says("system", "late"), says("developer", "later")
+S, U, A = message("system", "s"), message("user", "u"), message("assistant", "a")
+T = message("tool", "t", tool_call_id="c1")
+LATE, LATER = message("system", "late"), message("developer", "later")
 
 
-def called(*ids: dict[str, str]) -> dict[str, Any]:
+def message_with_calls(*ids: dict[str, str]) -> dict[str, Any]:
     function = {"name": "f", "arguments": "{}"}
-    return says("assistant", "", tool_calls=[{"type": "function", **each, "function": function} for each in ids])
+    return message("assistant", "", tool_calls=[{"type": "function", **each, "function": function} for each in ids])
 
 
-CALL = called({"id": "c1"})
+CALL = message_with_calls({"id": "c1"})
 
 
-def template(source: str) -> ChatTemplate:
-    return ChatTemplate(source, bos_token="", eos_token="")
+def prompt_of(source: str, *messages: dict[str, Any], **options: Any) -> str:
+    return make_template(source).render(messages, **options).text
 
 
-def shown(source: str, *messages: dict[str, Any], **options: Any) -> str:
-    return template(source).render(messages, **options).text
-
-
-def test_what_came_before_a_later_system_message_stays_a_prefix() -> None:
-    before = shown(FIRST_SYSTEM, S, U, A, U, add_generation_prompt=False)
-    assert shown(FIRST_SYSTEM, S, U, A, U, LATE).startswith(before)
+def test_later_system_message_leaves_the_preceding_prompt_unchanged() -> None:
+    before = prompt_of(FIRST_SYSTEM, S, U, A, U, add_generation_prompt=False)
+    assert prompt_of(FIRST_SYSTEM, S, U, A, U, LATE).startswith(before)
 
 
 TEXT = "<system>\nlate\n</system>"
@@ -64,15 +60,17 @@ TEXT = "<system>\nlate\n</system>"
         ((S, LATE, LATER, U), "<system>s\n\nlate\n\nlater<user>u<assistant>"),
     ],
 )
-def test_a_later_system_message_is_text_of_its_neighbour(messages: tuple[dict[str, Any], ...], prompt: str) -> None:
-    assert shown(FIRST_SYSTEM, *messages) == prompt
+def test_later_system_message_becomes_text_of_an_adjacent_message(
+    messages: tuple[dict[str, Any], ...], prompt: str
+) -> None:
+    assert prompt_of(FIRST_SYSTEM, *messages) == prompt
 
 
 NAMED = CALLS.replace("%s", "{{ c.id }}")
 NINE = CALLS.replace("%s", "{{ raise_exception('nine') if c.id | length != 9 }}{{ c.function.name }}#{{ c.id }}")
 ONE = CALLS.replace("%s", "{{ raise_exception('one') if m.tool_calls | length > 1 }}{{ c.function.name }}")
 OWN = "functions.f:7"
-BOTH = called({"id": "c1"}, {"id": "c2"})
+BOTH = message_with_calls({"id": "c1"}, {"id": "c2"})
 
 
 @pytest.mark.parametrize(
@@ -83,29 +81,21 @@ BOTH = called({"id": "c1"}, {"id": "c2"})
             (CALL, T, CALL, T),
             "".join(f"<assistant>[functions.f:{n}{{}}]<tool>t(functions.f:{n})" for n in (0, 1)),
         ),
-        (NAMED, (called({"id": OWN}), {**T, "tool_call_id": OWN}), f"<assistant>[{OWN}{{}}]<tool>t({OWN})"),
+        (NAMED, (message_with_calls({"id": OWN}), {**T, "tool_call_id": OWN}), f"<assistant>[{OWN}{{}}]<tool>t({OWN})"),
         (NINE, (CALL, T), "<assistant>[f#ex25pqAaj{}]<tool>t(ex25pqAaj)"),
         (NINE, (A, CALL, T), "<assistant>a<assistant>[f#ex25pqAaj{}]<tool>t(ex25pqAaj)"),
-        (NINE, (called({}), says("tool", "t")), "<assistant>[f#EgZa0hQnp{}]<tool>t(EgZa0hQnp)"),
+        (NINE, (message_with_calls({}), message("tool", "t")), "<assistant>[f#EgZa0hQnp{}]<tool>t(EgZa0hQnp)"),
         (
             ONE,
-            (BOTH, says("tool", "second", tool_call_id="c2"), T),
+            (BOTH, message("tool", "second", tool_call_id="c2"), T),
             "<assistant>[f{}]<tool>t(c1)<assistant>[f{}]<tool>second(c2)",
         ),
     ],
 )
-def test_calls_and_results_have_the_ids_that_a_template_wants_one_by_one_if_it_must_be(
+def test_call_ids_and_number_of_calls_are_adapted_to_the_template(
     source: str, messages: tuple[dict[str, Any], ...], prompt: str
 ) -> None:
-    assert shown(source, U, *messages) == f"<user>u{prompt}"
-
-
-@pytest.mark.parametrize(
-    ("shown_id", "kind"),
-    [("{{ c.id }}", "named"), ("{{ raise_exception('nine') if c.id | length != 9 }}{{ c.id }}", "nine")],
-)
-def test_the_ids_that_a_template_wants_are_found(shown_id: str, kind: str) -> None:
-    assert template(CALLS.replace("%s", shown_id)).capabilities.call_ids == kind
+    assert prompt_of(source, U, *messages) == f"<user>u{prompt}"
 
 
 NO_TYPE = {"properties": {"a": {}, "b": True, "c": {"anyOf": [{"type": "null"}, {"type": "number"}]}}}
@@ -123,7 +113,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("name", TEMPLATE_NAMES)
-def test_tools_are_shown_whatever_their_schemas_leave_out(name: str) -> None:
+def test_tools_with_incomplete_schemas_are_rendered(name: str) -> None:
     functions: list[dict[str, Any]] = [{"name": "bare"}, {"name": "empty", "parameters": {}}]
     functions += [{"name": f"schema{n}", "parameters": schema} for n, schema in enumerate((NO_TYPE, NESTED))]
     for function in functions:
@@ -131,21 +121,23 @@ def test_tools_are_shown_whatever_their_schemas_leave_out(name: str) -> None:
         assert function["name"] in text
 
 
-def test_a_template_that_fails_on_tools_has_them_in_a_message() -> None:
+def test_tools_are_described_in_a_message_if_the_template_fails_on_them() -> None:
     source = (
         "{% for t in tools or [] %}{{ t.function.parameters.properties.a.own.thing }}{{ t | tojson }}{% endfor %}"
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     )
     function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
-    assert shown(source, U, tools=[{"type": "function", "function": function}]).startswith("<system>You can call fun")
+    assert prompt_of(source, U, tools=[{"type": "function", "function": function}]).startswith(
+        "<system>You can call fun"
+    )
 
 
-def test_tools_that_nest_too_deeply_are_named() -> None:
+def test_too_deeply_nested_tools_are_rejected() -> None:
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"type": "object", "properties": {"a": deep}}
     with pytest.raises(InvalidRequest, match="tools: their schemas nest too deeply"):
-        shown(FIRST_SYSTEM, U, tools=[{"type": "function", "function": {"name": "f", "parameters": deep}}])
+        prompt_of(FIRST_SYSTEM, U, tools=[{"type": "function", "function": {"name": "f", "parameters": deep}}])
 
 
 @pytest.mark.parametrize(
@@ -154,15 +146,15 @@ def test_tools_that_nest_too_deeply_are_named() -> None:
 @pytest.mark.parametrize(
     "source", [CALLS.replace("%s", ""), FIRST_SYSTEM, "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"]
 )
-def test_whatever_arguments_a_model_wrote_can_be_sent_back(source: str, arguments: str) -> None:
+def test_malformed_arguments_of_earlier_calls_are_rendered(source: str, arguments: str) -> None:
     call = {"type": "function", "id": "c1", "function": {"name": "f", "arguments": arguments}}
-    prompt = template(source).render([U, says("assistant", "", tool_calls=[call]), T, U]).text
+    prompt = prompt_of(source, U, message("assistant", "", tool_calls=[call]), T, U)
     assert arguments[-500:].strip("}")[-5:] in prompt or "Infinity" in prompt
 
 
 @needs_templates
 @pytest.mark.parametrize("answered", [True, False])
-def test_text_before_a_call_is_a_preamble_in_harmony_where_the_template_would_lose_it(answered: bool) -> None:
+def test_harmony_text_next_to_reasoning_and_a_call_becomes_a_preamble(answered: bool) -> None:
     call = {**CALL, "content": "I look.", "reasoning_content": "Hm."}
     rest = [A, U] if answered else []
     rendered = template_of("openai-gpt-oss-120b").render([U, call, T, *rest])
@@ -175,26 +167,26 @@ def test_text_before_a_call_is_a_preamble_in_harmony_where_the_template_would_lo
 
 
 @needs_templates
-def test_text_before_a_call_stays_where_the_harmony_template_shows_it() -> None:
+def test_harmony_text_before_a_call_without_reasoning_stays_analysis() -> None:
     text = template_of("openai-gpt-oss-120b").render([U, {**CALL, "content": "I look."}, T]).text
     assert "<|channel|>analysis<|message|>I look.<|end|>" in text
 
 
-class Compared(str):
-    """An id that counts how often it is compared."""
+class CountingId(str):
+    """An id that counts comparisons."""
 
-    n_compared = 0
+    n_comparisons = 0
 
     def __eq__(self, other: object) -> bool:
-        Compared.n_compared += 1
+        CountingId.n_comparisons += 1
         return super().__eq__(other)
 
     __hash__ = str.__hash__
 
 
-def test_results_find_their_calls_in_time_in_proportion() -> None:
+def test_results_are_matched_to_calls_in_linear_time() -> None:
     ids = [f"id{n}" for n in range(500)]
-    results = [says("tool", "t", tool_call_id=Compared(each)) for each in reversed(ids)]
-    calls: list[dict[str, str]] = [{"id": Compared(each)} for each in ids]
-    _with_ids([called(*calls), *results], template(NINE).capabilities)
-    assert Compared.n_compared < 10 * len(ids)
+    results = [message("tool", "t", tool_call_id=CountingId(each)) for each in reversed(ids)]
+    calls: list[dict[str, str]] = [{"id": CountingId(each)} for each in ids]
+    _with_ids([message_with_calls(*calls), *results], make_template(NINE).capabilities)
+    assert CountingId.n_comparisons < 10 * len(ids)

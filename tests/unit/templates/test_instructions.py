@@ -1,12 +1,12 @@
-"""Templates that know no tools: the model is told of them, and reads calls and results as text."""
+"""Templates without tools: a message describes the tools, and calls and results become text."""
 
 from typing import Any
 
 import pytest
 
-from server.templates.template import ChatTemplate
-from tests.unit.formats.reading import parser, read
+from tests.unit.formats.parsing import make_parser, parse_text
 from tests.unit.formats.recorded import PARIS, ROME, TOOLS
+from tests.unit.templates.corpus import make_template
 
 PLAIN = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -26,15 +26,11 @@ HISTORY: list[dict[str, Any]] = [
 ]
 
 
-def template(source: str = PLAIN, form: str = "auto") -> ChatTemplate:
-    return ChatTemplate(source, bos_token="", eos_token="", tool_format=form)
-
-
-@pytest.mark.parametrize("form", ["generic", "gemma3", "pythonic", "deepseek"])
-def test_calls_of_the_history_are_text_that_reads_as_those_calls(form: str) -> None:
-    text = template(form=form).render(HISTORY, tools=TOOLS).text
-    said = text.partition("<assistant>I look.\n\n")[2].partition("\n<user>")[0]
-    assert read(parser(form), said).calls == [("get_weather", PARIS), ("get_weather", ROME)]
+@pytest.mark.parametrize("name", ["generic", "gemma3", "pythonic", "deepseek"])
+def test_earlier_calls_become_text_that_parses_back(name: str) -> None:
+    text = make_template(PLAIN, tool_format=name).render(HISTORY, tools=TOOLS).text
+    calls = text.partition("<assistant>I look.\n\n")[2].partition("\n<user>")[0]
+    assert parse_text(make_parser(name), calls).calls == [("get_weather", PARIS), ("get_weather", ROME)]
 
 
 def test_typed_content_keeps_its_parts() -> None:
@@ -44,6 +40,6 @@ def test_typed_content_keeps_its_parts() -> None:
         HISTORY[1],
         {"role": "tool", "content": parts, "tool_call_id": "c0"},
     ]
-    text = template(PARTS).render(history, tools=TOOLS).text
+    text = make_template(PARTS).render(history, tools=TOOLS).text
     assert text.endswith("<user>[Result of get_weather:\n\na][b]")
     assert text.startswith("<system>[You can call functions.")

@@ -1,4 +1,4 @@
-"""Templates in processes of their own: the same text, nothing let out, and an end to whatever takes too much."""
+"""Templates in sandboxed processes: same text as in-process, no access to Python, bounded memory, time and output."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,64 +17,70 @@ from server.sandbox.process import Process, WorkLimits
 from server.templates import jinja
 from server.templates.isolated import ANSWERER, IsolatedRenderer
 from server.templates.rendering import Renderer, RenderFault, RenderRefusal, RenderStopped, TemplateBroken
-from server.templates.template import ChatTemplate
+from tests.unit.templates.corpus import make_template
 
 pytestmark = pytest.mark.slow
 
 MESSAGES = [{"role": "user", "content": "hi \udc80 👋", "n": 1, "f": 1.5, "none": None, "yes": True}]
-GIVEN: dict[str, Any] = {"messages": MESSAGES, "huge": 10**12}
-GROWN = "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(40) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"  # noqa: E501
+ARGUMENTS: dict[str, Any] = {"messages": MESSAGES, "huge": 10**12}
+SHARED_LISTS = "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(40) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"  # noqa: E501
 LONG = "{% set long = 'x' * 4000000 %}"
 
 
 @pytest.fixture(scope="module")
 def isolated() -> Iterator[IsolatedRenderer]:
-    renderer = IsolatedRenderer(WorkLimits(cpu_s=100, wall_s=200, memory_bytes=256 << 20))
-    yield renderer
-    renderer.close()
+    with closing(IsolatedRenderer(WorkLimits(cpu_s=100, wall_s=200, memory_bytes=256 << 20))) as renderer:
+        yield renderer
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[IsolatedRenderer]:
-    renderer = IsolatedRenderer(WorkLimits(cpu_s=1, wall_s=200))  # a busy machine takes long to give it a second
-    yield renderer
-    renderer.close()
+def one_second() -> Iterator[IsolatedRenderer]:
+    """A renderer with one second of CPU time, which takes longer on a busy machine."""
+    with closing(IsolatedRenderer(WorkLimits(cpu_s=1, wall_s=200))) as renderer:
+        yield renderer
+
+
+@pytest.fixture
+def own_renderer() -> Iterator[IsolatedRenderer]:
+    """A renderer whose processes no other test uses."""
+    with closing(IsolatedRenderer()) as renderer:
+        yield renderer
 
 
 @pytest.fixture(scope="module", params=["in process", "isolated"])
 def renderer(request: pytest.FixtureRequest) -> Renderer:
     if request.param == "isolated":
-        found: Renderer = request.getfixturevalue("isolated")
-        return found
+        isolated: Renderer = request.getfixturevalue("isolated")
+        return isolated
     return jinja
 
 
-def test_the_text_is_the_same_in_another_process(isolated: IsolatedRenderer) -> None:
+def test_isolated_text_equals_in_process_text(isolated: IsolatedRenderer) -> None:
     source = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ m | tojson }}{{ m }}{% endfor %}{{ huge + 1 }}"
-    assert isolated.render(source, GIVEN) == jinja.render(source, GIVEN)
+    assert isolated.render(source, ARGUMENTS) == jinja.render(source, ARGUMENTS)
 
 
-def test_both_texts_of_one_question_are_those_of_two(renderer: Renderer) -> None:
+def test_rendering_two_argument_sets_equals_two_renderings(renderer: Renderer) -> None:
     source = (
         "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}12\n\U0001f600{% endif %}"
     )
     messages = [{"role": "user", "content": "3\n\ud83d"}]
-    given = [{"messages": messages, "add_generation_prompt": opens} for opens in (True, False)]
-    assert renderer.render(source, *given) == [*renderer.render(source, given[0]), "3\n\ud83d\n"]
+    both = [{"messages": messages, "add_generation_prompt": opened} for opened in (True, False)]
+    assert renderer.render(source, *both) == [*renderer.render(source, both[0]), "3\n\ud83d\n"]
     with pytest.raises(RenderRefusal, match=r"^no$"):
-        renderer.render("{{ raise_exception('no') }}", *given)
+        renderer.render("{{ raise_exception('no') }}", *both)
 
 
-def test_what_is_wrong_is_said_in_the_same_words(renderer: Renderer) -> None:
+def test_errors_have_the_same_text_in_both_renderers(renderer: Renderer) -> None:
     with pytest.raises(RenderRefusal, match=r"^only one user$"):
-        renderer.render("{{ raise_exception('only one user') }}", GIVEN)
+        renderer.render("{{ raise_exception('only one user') }}", ARGUMENTS)
     with pytest.raises(RenderFault, match=r"^UndefinedError: 'x' is undefined$"):
-        renderer.render("{{ x.y }}", GIVEN)
+        renderer.render("{{ x.y }}", ARGUMENTS)
     with pytest.raises(RenderFault, match=r"^TypeError: no loader for this environment specified$"):
-        renderer.render("{% include 'file' %}", GIVEN)
+        renderer.render("{% include 'file' %}", ARGUMENTS)
     with pytest.raises(TemplateBroken, match=r"^line 2: "):
-        renderer.render("\n{% if %}", GIVEN)
-    assert renderer.render("{{ 1 }}", GIVEN) == ["1"]
+        renderer.render("\n{% if %}", ARGUMENTS)
+    assert renderer.render("{{ 1 }}", ARGUMENTS) == ["1"]
 
 
 @pytest.mark.parametrize(
@@ -98,16 +105,16 @@ def test_what_is_wrong_is_said_in_the_same_words(renderer: Renderer) -> None:
         "{{ open('/etc/passwd') }}",
     ],
 )
-def test_the_sandbox_lets_nothing_out(renderer: Renderer, source: str) -> None:
-    with pytest.raises(RenderFault) as found:
-        renderer.render(source, GIVEN)
-    assert str(found.value).partition(":")[0] in ("SecurityError", "UndefinedError", "TypeError")
+def test_templates_cannot_access_python_internals_or_files(renderer: Renderer, source: str) -> None:
+    with pytest.raises(RenderFault) as caught:
+        renderer.render(source, ARGUMENTS)
+    assert str(caught.value).partition(":")[0] in ("SecurityError", "UndefinedError", "TypeError")
 
 
-def test_what_a_template_changes_are_copies(renderer: Renderer) -> None:
+def test_templates_cannot_modify_the_messages(renderer: Renderer) -> None:
     source = "{% set _ = messages.append(1) %}{% set _ = messages[0].update(role='x') %}{{ messages | length }}"
     for _ in range(2):
-        assert renderer.render(source, GIVEN) == ["2"]
+        assert renderer.render(source, ARGUMENTS) == ["2"]
     assert MESSAGES[0]["role"] == "user"
     assert len(MESSAGES) == 1
 
@@ -126,44 +133,44 @@ def test_what_a_template_changes_are_copies(renderer: Renderer) -> None:
         LONG + "{% set n = namespace(l=[]) %}{% for i in range(9999) %}{% set n.l = n.l + [long[1:]] %}{% endfor %}",
     ],
 )
-def test_memory_has_an_end(isolated: IsolatedRenderer, source: str) -> None:
+def test_memory_limit_stops_a_rendering(isolated: IsolatedRenderer, source: str) -> None:
     with pytest.raises(RenderFault, match=r"Memory|MiB of memory"):
-        isolated.render(source, GIVEN)
+        isolated.render(source, ARGUMENTS)
     assert isolated.render("{{ 1 }}", {}) == ["1"]
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        GROWN + "{{ n.a == n.b }}",  # one operation that never lets go of the interpreter
+        SHARED_LISTS + "{{ n.a == n.b }}",  # one operation that never releases the GIL
         "{{ 42.5 | round(huge, 'ceil') }}",
         LONG + "{% for i in range(90000) %}{{ long.count('y') }}{% endfor %}",
     ],
 )
-def test_time_has_an_end_and_costs_this_process_nothing(hasty: IsolatedRenderer, source: str) -> None:
-    began = time.thread_time()
+def test_cpu_time_limit_stops_a_rendering_without_cpu_time_of_the_caller(
+    one_second: IsolatedRenderer, source: str
+) -> None:
+    start_s = time.thread_time()
     with pytest.raises(RenderStopped, match="more than 1 s of CPU time"):
-        hasty.render(source, GIVEN)
-    assert time.thread_time() - began < 0.5
-    assert hasty.render("{{ 1 }}", {}) == ["1"]
+        one_second.render(source, ARGUMENTS)
+    assert time.thread_time() - start_s < 0.5
+    assert one_second.render("{{ 1 }}", {}) == ["1"]
 
 
-def test_a_rendering_that_only_waits_ends_too() -> None:
-    renderer = IsolatedRenderer(WorkLimits(cpu_s=30, wall_s=0.5))
-    with pytest.raises(RenderStopped, match=r"more than 0\.5 s"):
-        renderer.render(GROWN + "{{ n.a == n.b }}", GIVEN)
-    renderer.close()
+def test_wall_time_limit_stops_a_rendering() -> None:
+    limits = WorkLimits(cpu_s=30, wall_s=0.5)
+    with closing(IsolatedRenderer(limits)) as renderer, pytest.raises(RenderStopped, match=r"more than 0\.5 s"):
+        renderer.render(SHARED_LISTS + "{{ n.a == n.b }}", ARGUMENTS)
 
 
-def test_text_has_an_end() -> None:
-    renderer = IsolatedRenderer(WorkLimits(answer_bytes=1000))
-    with pytest.raises(RenderFault, match="1000 bytes"):
-        renderer.render("{{ 'ä' * 499 }}", {})
-    assert renderer.render("{{ 'ä' * 498 }}", {}) == ["ä" * 498]  # and four bytes for its length
-    renderer.close()
+def test_output_size_is_limited() -> None:
+    with closing(IsolatedRenderer(WorkLimits(answer_bytes=1000))) as renderer:
+        with pytest.raises(RenderFault, match="1000 bytes"):
+            renderer.render("{{ 'ä' * 499 }}", {})
+        assert renderer.render("{{ 'ä' * 498 }}", {}) == ["ä" * 498]  # the length takes four bytes
 
 
-def test_what_nests_too_deeply_for_another_process_is_refused(isolated: IsolatedRenderer) -> None:
+def test_too_deeply_nested_arguments_are_rejected(isolated: IsolatedRenderer) -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -171,59 +178,54 @@ def test_what_nests_too_deeply_for_another_process_is_refused(isolated: Isolated
         isolated.render("{{ 1 }}", {"x": deep})
 
 
-def test_a_process_that_has_died_is_replaced() -> None:
-    renderer = IsolatedRenderer()
-    assert renderer.render("{{ 1 }}", {}) == ["1"]
-    (worker,) = renderer._idle
+def test_dead_process_is_replaced(own_renderer: IsolatedRenderer) -> None:
+    assert own_renderer.render("{{ 1 }}", {}) == ["1"]
+    (worker,) = own_renderer._idle
     worker._process.kill()
     worker._process.wait()
-    assert renderer.render("{{ 2 }}", {}) == ["2"]
-    renderer.close()
+    assert own_renderer.render("{{ 2 }}", {}) == ["2"]
 
 
-def test_a_process_that_is_killed_at_work_costs_a_second_try() -> None:
-    renderer = IsolatedRenderer()
-    renderer.render("{{ 1 }}", {})
-    (worker,) = renderer._idle
+def test_rendering_is_retried_after_its_process_is_killed(own_renderer: IsolatedRenderer) -> None:
+    own_renderer.render("{{ 1 }}", {})
+    (worker,) = own_renderer._idle
     os.kill(worker.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(renderer.render, "{{ text | length }}", {"text": "x" * 1_000_000})
-        while renderer._idle:  # until it is taken
+        answer = threads.submit(own_renderer.render, "{{ text | length }}", {"text": "x" * 1_000_000})
+        while own_renderer._idle:  # until the rendering uses it
             threading.Event().wait(0.001)
         os.kill(worker.pid, signal.SIGKILL)
         assert answer.result(60) == ["1000000"]
-    renderer.close()
 
 
-def test_a_process_that_takes_nothing_in_is_waited_for_so_long_and_no_longer() -> None:
-    renderer = IsolatedRenderer(WorkLimits(wall_s=0.2))
+def test_wall_time_limit_covers_a_process_that_does_not_read_its_input() -> None:
     worker = Process(ANSWERER, WorkLimits(wall_s=0.2))
     os.kill(worker.pid, signal.SIGSTOP)
-    renderer._idle.append(worker)
-    with pytest.raises(RenderStopped, match=r"it took more than 0\.2 s"):
-        renderer.render("{{ text }}", {"text": "x" * 1_000_000})
-    renderer.close()
+    with closing(IsolatedRenderer(WorkLimits(wall_s=0.2))) as renderer:
+        renderer._idle.append(worker)
+        with pytest.raises(RenderStopped, match=r"it took more than 0\.2 s"):
+            renderer.render("{{ text }}", {"text": "x" * 1_000_000})
 
 
-def test_the_process_knows_the_time_zone_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_environment_has_the_time_zone_and_no_secrets(
+    monkeypatch: pytest.MonkeyPatch, own_renderer: IsolatedRenderer
+) -> None:
     monkeypatch.setenv("TZ", "XXX-11:30")
     monkeypatch.setenv("LLAMA_API_KEY", "secret")
-    renderer = IsolatedRenderer()
-    assert renderer.render("{{ strftime_now('%z %Z') }}", {}) == ["+1130 XXX"]
-    (worker,) = renderer._idle
+    assert own_renderer.render("{{ strftime_now('%z %Z') }}", {}) == ["+1130 XXX"]
+    (worker,) = own_renderer._idle
     assert b"secret" not in Path(f"/proc/{worker.pid}/environ").read_bytes()
-    renderer.close()
 
 
-def test_a_model_with_an_endless_template_is_refused_when_it_is_loaded(hasty: IsolatedRenderer) -> None:
-    source = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}" + GROWN
+def test_endless_template_is_rejected_at_load(one_second: IsolatedRenderer) -> None:
+    source = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}" + SHARED_LISTS
     with pytest.raises(ConfigError, match="the chat template can't be used: it took more than 1 s"):
-        ChatTemplate(source + "{{ n.a == n.b }}", bos_token="", eos_token="", renderer=hasty)
+        make_template(source + "{{ n.a == n.b }}", renderer=one_second)
 
 
-def test_a_request_whose_prompt_takes_too_much_is_a_clients_mistake(isolated: IsolatedRenderer) -> None:
+def test_request_that_exceeds_the_memory_limit_is_an_invalid_request(isolated: IsolatedRenderer) -> None:
     source = "{{ messages[0].content }}{% if huge is defined %}{{ 'a'.encode() * huge }}{% endif %}"
-    template = ChatTemplate(source, bos_token="", eos_token="", renderer=isolated)
+    template = make_template(source, renderer=isolated)
     user = {"role": "user", "content": "hi"}
     assert template.render([user]).text == "hi"
     with pytest.raises(InvalidRequest, match="the chat template failed on them: MemoryError"):

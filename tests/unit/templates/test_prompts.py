@@ -1,4 +1,4 @@
-"""What templates make of messages: `prompts.yaml` has small templates, and messages with their prompt or error.
+"""Small templates: `prompts.yaml` has cases of a template and messages, with the expected prompt or error.
 
 ``python -m tests.unit.templates.test_prompts`` computes the results again. To add a case, write its `template` (a name
 or lines, which are joined), its `messages`, and the options of `ChatTemplate.render`.
@@ -22,7 +22,7 @@ assert all(case.keys() <= KEYS for case in FILE["cases"].values())
 
 
 def result(case: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the prompt, and its part that opens or continues the assistant's turn; or the error."""
+    """Return the prompt with the part that starts or continues the assistant's turn, or the error."""
     lines = FILE["templates"][case["template"]] if isinstance(case["template"], str) else case["template"]
     tools = {"tool_source": case["tool_source"]} if "tool_source" in case else {}
     template = ChatTemplate("".join(lines), bos_token="<s>", eos_token="</s>", **tools)
@@ -34,12 +34,12 @@ def result(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FILE["cases"])
-def test_messages_become_the_prompt_of_their_case(name: str) -> None:
+def test_messages_render_to_the_prompt_of_their_case(name: str) -> None:
     assert result(FILE["cases"][name]) == FILE["cases"][name]["result"]
 
 
 @pytest.mark.parametrize("name", [name for name in FILE["cases"] if name.startswith("continue ")])
-def test_a_message_is_continued_in_the_same_way_where_no_reasoning_is_wanted(name: str) -> None:
+def test_continued_message_is_independent_of_enable_thinking(name: str) -> None:
     case = FILE["cases"][name]
     assert result({**case, "options": {**case["options"], "enable_thinking": False}}) == case["result"]
 

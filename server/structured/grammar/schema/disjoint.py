@@ -11,8 +11,8 @@ from typing import Any
 from server.structured.grammar.schema.keywords import APART, Schema, applied, kind_of
 
 MAX_DEPTH = 12  # references and nested schemas of one proof
-MAX_PAIRS = 20_000  # of schemas that are held against each other in one document
-_AS_A_PAIR = 50  # names or values that are looked at count as much as a pair
+MAX_PAIRS = 20_000  # of schemas that are compared in one document
+_PER_PAIR = 50  # compared names or values that count as one pair
 _PREFIX = re.compile(r"\^([A-Za-z0-9_-]+)([*?{]?)")  # of a pattern: prefix of every match
 _EVERY = frozenset(APART)
 
@@ -25,7 +25,7 @@ class Disjointness:
         self._left = MAX_PAIRS
 
     def of(self, one: Schema, other: Schema, depth: int = 0) -> bool:
-        """Return whether it is sure that no value matches both."""
+        """Return whether it is certain that no value matches both."""
         self._left -= 1
         if one is False or other is False:
             return True
@@ -35,30 +35,30 @@ class Disjointness:
         types = _EVERY.intersection(*map(_types_of, ones + others))
         if not types or self._values_differ(ones, others):
             return True
-        if types == {"object"} and self._members_apart(ones, others, depth):
+        if types == {"object"} and self._properties_disjoint(ones, others, depth):
             return True
-        return self._cases_apart(ones, other, depth) or self._cases_apart(others, one, depth)
+        return self._alternatives_disjoint(ones, other, depth) or self._alternatives_disjoint(others, one, depth)
 
-    def _cases_apart(self, parts: list[dict[str, Any]], other: Schema, depth: int) -> bool:
-        """Return whether all cases that some keyword leaves are apart from the other schema."""
+    def _alternatives_disjoint(self, parts: list[dict[str, Any]], other: Schema, depth: int) -> bool:
+        """Return whether all alternatives of some `anyOf` or `oneOf` are disjoint from the other schema."""
         cases = (part[key] for part in parts for key in ("anyOf", "oneOf") if key in part)
         return any(all(self.of(case, other, depth + 1) for case in each) for each in cases)
 
     def _values_differ(self, ones: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
-        """Return whether both name their values, and none is the same."""
+        """Return whether both list their values, and have none in common."""
         named = [[keys for part in parts if (keys := _value_keys(part)) is not None] for parts in (ones, others)]
-        self._left -= sum(len(keys) for each in named for keys in each) // _AS_A_PAIR
-        return any(mine.isdisjoint(theirs) for mine in named[0] for theirs in named[1])
+        self._left -= sum(len(keys) for each in named for keys in each) // _PER_PAIR
+        return any(keys.isdisjoint(other_keys) for keys in named[0] for other_keys in named[1])
 
-    def _members_apart(self, ones: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
+    def _properties_disjoint(self, ones: list[dict[str, Any]], others: list[dict[str, Any]], depth: int) -> bool:
         """Return whether a property that one of them requires can't match both."""
         names = dict.fromkeys(name for part in ones + others for name in part.get("required", ()))
-        self._left -= len(names) // _AS_A_PAIR
+        self._left -= len(names) // _PER_PAIR
         return any(
-            self.of(mine, theirs, depth + 1)
+            self.of(own, other_schema, depth + 1)
             for name in names
-            for mine in _of_property(ones, name)
-            for theirs in _of_property(others, name)
+            for own in _of_property(ones, name)
+            for other_schema in _of_property(others, name)
         )
 
 
@@ -73,7 +73,9 @@ def _types_of(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _value_keys(schema: Mapping[str, Any]) -> set[Any] | None:
-    """Equal for equal values, if also for some that differ; None where the schema does not name its values."""
+    """Return keys of the listed values; None if the schema does not list them. Equal values have equal keys, as may
+    different ones.
+    """
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is None:
         return None
@@ -81,7 +83,7 @@ def _value_keys(schema: Mapping[str, Any]) -> set[Any] | None:
 
 
 def _of_property(parts: list[dict[str, Any]], name: str) -> Iterator[Schema]:
-    """Return what is certain about a property."""
+    """Yield the schemas that certainly apply to a property."""
     for part in parts:
         if name in part.get("properties", ()):
             yield part["properties"][name]

@@ -7,7 +7,7 @@ specification requires.
 
 from collections.abc import Mapping
 
-# RFC 3339, years 1 to 9999. Without leap seconds, which most validators refuse.
+# RFC 3339, years 1 to 9999. Without leap seconds, which most validators reject.
 _YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _MONTH_AND_DAY = (
@@ -23,7 +23,7 @@ _TIME_PART = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
 _DATE_PART = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
 _DURATION = f"P(?:{_DATE_PART}(?:{_TIME_PART})?|{_TIME_PART}|[0-9]+W)"
 
-# RFC 1123, without two hyphens in a row: RFC 5891 refuses some of these labels.
+# RFC 1123, without two hyphens in a row: RFC 5891 rejects some of these labels.
 _LABEL = "(?:[a-zA-Z0-9](?:-?[a-zA-Z0-9])*)"
 _HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
 
@@ -32,8 +32,8 @@ _LETTERS = "ß-öø-ÿΐά-ώа-яё-џぁ-ゖァ-ヺ一-鿯가-힣"
 _IDN_LABEL = f"(?:[a-z0-9{_LETTERS}](?:-?[a-z0-9{_LETTERS}]){{0,9}})"
 _IDN_HOSTNAME = rf"(?:{_LABEL}|{_IDN_LABEL})(?:\.(?:{_LABEL}|{_IDN_LABEL}))*"
 
-# RFC 5321, 4.1.2 and RFC 6531: no quoted local parts, no address literals but IPv4's. Lengths (4.5.3.1) are not
-# bounded, since llguidance cannot join so many counts with a client's pattern.
+# RFC 5321, 4.1.2 and RFC 6531, without quoted local parts and address literals except IPv4. Lengths (4.5.3.1) are not
+# bounded, because llguidance cannot combine so many counts with a client's pattern.
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]"
 _IDN_ATOM = f"[a-zA-Z0-9!#$%&'*+/=?^_`{{|}}~{_LETTERS}-]"
 _OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -52,13 +52,13 @@ _IPV6 = (
     f"|(?:(?:{_GROUP}:){{0,5}}{_GROUP})?::{_GROUP}|(?:(?:{_GROUP}:){{0,6}}{_GROUP})?::)"
 )
 
-# RFC 3987, 2.2: characters besides ASCII, without the planes beyond the first, which some validators refuse.
+# RFC 3987, 2.2: characters besides ASCII, without planes above the first, which some validators reject.
 _UCS = "\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"
 _PRIVATE = "\ue000-\uf8ff"
 
 
 def _uri(letters: str, private: str, *, relative: bool) -> str:
-    """RFC 3986, appendix A, with more letters and, in queries, more characters for RFC 3987."""
+    """Return the pattern of RFC 3986, appendix A, with further letters and characters in queries for RFC 3987."""
     plain = f"a-zA-Z0-9._~!$&'()*+,;={letters}"
 
     def several(chars: str) -> str:
@@ -81,13 +81,13 @@ _URI_TEMPLATE = (
     rf"(?:[!#$&(-;=?-\[\]_a-z~{_UCS}{_PRIVATE}]|%[0-9a-fA-F]{{2}}|\{{[+#./;?&]?{_VARIABLE}(?:,{_VARIABLE})*\}})*"
 )
 
-# RFC 6901, and draft-bhutton-relative-json-pointer-00 without steps between elements. The jsonschema library refuses
-# a digit after 0.
+# RFC 6901, and draft-bhutton-relative-json-pointer-00 without index manipulation. The jsonschema library rejects a
+# digit after 0.
 _JSON_POINTER = "(?:/(?:[^~/]|~[01])*)*"
 _RELATIVE_JSON_POINTER = f"(?:0|[1-9]+0?)(?:#|{_JSON_POINTER})"
 
-# ECMA 262, 22.2.1, as far as other dialects agree: groups in two levels, and no names of groups or characters, no
-# references, no look-behind; of ranges in a class those of digits, of letters in one case, and of escaped code points.
+# ECMA 262, 22.2.1, as far as other dialects agree: two levels of groups, no named groups or characters, no references,
+# no look-behind. Ranges in a class: digits, letters of one case, and escaped code points.
 _DIGIT_PAIRS = "|".join(f"{n},[{n}-9]" for n in range(10))
 _TENS_PAIRS = "|".join(f"{n}[0-9],[{n + 1}-9][0-9]" for n in range(1, 9))
 _COUNTS = rf"\{{(?:[0-9]{{1,3}},?|{_DIGIT_PAIRS}|{_TENS_PAIRS}|[0-9],[1-9][0-9]{{1,2}}|[1-9][0-9],[1-9][0-9]{{2}})\}}"
@@ -141,4 +141,4 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
         "uuid": ("[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",),
     }.items()
 }
-"""The patterns that a text of the format matches, all of them."""
+"""The patterns of each format. A valid text matches all of them."""

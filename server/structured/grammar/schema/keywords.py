@@ -1,5 +1,6 @@
-"""The JSON Schema keywords that constrain an instance, and the form of their values. JSON Schema Core and Validation,
-draft 4 to 2020-12. Everything else is an annotation.
+"""The JSON Schema keywords that constrain an instance, and the form of their values (draft 4 to 2020-12).
+
+All other keywords are annotations.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,7 +9,7 @@ from typing import Any, TypeAlias
 Schema: TypeAlias = dict[str, Any] | bool
 
 APART = ("array", "boolean", "null", "number", "object", "string")
-"""The types of which every value has one; an integer is a number, too."""
+"""The disjoint types: every value has exactly one. Integers are numbers."""
 TYPES = frozenset((*APART, "integer"))
 SINGLE = frozenset(
     [
@@ -23,7 +24,7 @@ REFUSED = ("$dynamicRef", "$recursiveRef")  # their target depends on the referr
 
 
 def subschemas(schema: Mapping[str, Any]) -> Iterator[Schema]:
-    """Return the schemas in a valid schema, without its definitions."""
+    """Yield the direct subschemas of a valid schema, without its definitions."""
     for key, value in schema.items():
         if key in MAPS:
             yield from value.values()
@@ -34,20 +35,20 @@ def subschemas(schema: Mapping[str, Any]) -> Iterator[Schema]:
 
 
 def with_subschemas(schema: Mapping[str, Any], change: Callable[[Schema, str], Schema]) -> dict[str, Any]:
-    """Apply a function to every subschema and its place in the schema, such as ``.anyOf.0``."""
-    made: dict[str, Any] = {}
+    """Return the schema with each direct subschema replaced by `change` of it and its path, such as ``.anyOf.0``."""
+    changed: dict[str, Any] = {}
     for key, value in schema.items():
         if key in MAPS:
-            made[key] = {name: change(each, f".{key}.{name}") for name, each in value.items()}
+            changed[key] = {name: change(each, f".{key}.{name}") for name, each in value.items()}
         elif key in LISTS:
-            made[key] = [change(each, f".{key}.{n}") for n, each in enumerate(value)]
+            changed[key] = [change(each, f".{key}.{n}") for n, each in enumerate(value)]
         else:
-            made[key] = change(value, f".{key}") if key in SINGLE else value
-    return made
+            changed[key] = change(value, f".{key}") if key in SINGLE else value
+    return changed
 
 
 def definitions_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schemas that references in a normalized document name, by the full reference."""
+    """Return the targets of references in a normalized document, by the full reference."""
     own = {key: value for key, value in document.items() if key != "$defs"}
     return {"#": own} | {f"#/$defs/{name}": schema for name, schema in document.get("$defs", {}).items()}
 
@@ -55,7 +56,7 @@ def definitions_of(document: Mapping[str, Any]) -> dict[str, Any]:
 def applied(schemas: Iterable[Any], definitions: Mapping[str, Any], keys: Iterable[str]) -> list[dict[str, Any]]:
     """Return the schemas that apply to one value: `schemas`, their references and the lists below `keys`.
 
-    Booleans are left out.
+    Booleans are omitted.
     """
     found: dict[int, dict[str, Any]] = {}
     waiting = list(schemas)
@@ -69,7 +70,7 @@ def applied(schemas: Iterable[Any], definitions: Mapping[str, Any], keys: Iterab
 
 
 def values_in(value: Any) -> Iterator[Any]:
-    """Yield a JSON value and every value inside it, in the order of the text."""
+    """Yield a JSON value and every value inside it, in document order."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
@@ -79,7 +80,7 @@ def values_in(value: Any) -> Iterator[Any]:
 
 
 def kind_of(value: Any) -> str:
-    """Return the type of a JSON value, where whole numbers are numbers."""
+    """Return the type of a JSON value: one of `APART`."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int | float):
@@ -104,7 +105,7 @@ def _is_strings(value: Any) -> bool:
 
 
 Form: TypeAlias = tuple[Callable[[Any], bool], str]
-"""A check of a value, never laxer than the meta-schemas of all drafts, and its description."""
+"""A check of a value, at least as strict as the meta-schemas of all drafts, and its description."""
 _COUNT: Form = (_is_count, "a whole number of at least 0")
 _NUMBER: Form = (_is_number, "a number")
 _STRING: Form = (lambda value: isinstance(value, str), "a string")
@@ -126,7 +127,7 @@ VALUES: Mapping[str, Form] = {
     "type": (_is_type, f"one of {', '.join(sorted(TYPES))}, or a list of these"),
     "uniqueItems": (lambda value: isinstance(value, bool), "a boolean"),
 }
-"""The form of the keywords without schemas in them."""
+"""The form of the keywords that contain no schemas."""
 
 COUNTS = frozenset(name for name, form in VALUES.items() if form is _COUNT)
 SINCE: Mapping[str, int] = {

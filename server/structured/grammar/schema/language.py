@@ -1,18 +1,18 @@
-"""Operations on regular expressions: complements of word lists, patterns without look-aheads, and patterns that
-llguidance reads correctly.
+"""Operations on regular expressions: complements of word lists, removal of look-aheads, and patterns that llguidance
+parses correctly.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-MAX_WORD = 100  # characters: each is a level of groups in the expression
+MAX_WORD = 100  # characters: each adds a level of groups to the expression
 MAX_CHARS = 10_000  # of a pattern whose look-aheads are rewritten
-MAX_LOOK_AHEADS = 16  # of one pattern, each alternative of a negative one by itself
+MAX_LOOK_AHEADS = 16  # of one pattern; each alternative of a negative one counts
 ANYTHING = "(?s:.*)"
 SOMETHING = "(?s:.+)"
 _END = ""  # a key of the tree: a word ends here
-_UNWRITTEN = r"\x01"  # a character that no text has
+_UNUSED_CHAR = r"\x01"  # a character that does not occur in texts
 _CLASS = re.compile(r"\\.|\[(?P<inside>(?:\\.|[^\]\\])+)\]", re.DOTALL)
 _FROM_ZERO = re.compile(r"(?:\\(?:x00|u0000|x\{0+\}|u\{0+\}|0)|\0)-|\\p\{?C")
 _ATOM = r"(?P<atom>\[(?:[^\]\\]|\\.)+\]|\\[wWdDsS]|\.)"
@@ -27,12 +27,12 @@ _ANYWHERE = re.compile(rf"\.\*\??{_LITERAL}{_LITERAL}")
 
 
 def none_of(words: Iterable[str]) -> str:
-    """Matches whole strings, all but `words`."""
+    """Return a pattern that matches all whole strings except `words`."""
     return f"^{_all_but(_tree(words))}$"
 
 
 def _syntax(pattern: str) -> Iterator[tuple[int, str]]:
-    """Yield the characters that are neither escaped nor in a class, and their places."""
+    """Yield the position of each character that is neither escaped nor in a class, and the character."""
     escaped = in_class = False
     for at, char in enumerate(pattern):
         if escaped:
@@ -48,17 +48,20 @@ def _syntax(pattern: str) -> Iterator[tuple[int, str]]:
 
 
 def without_look_aheads(pattern: str) -> list[str]:
-    """Return patterns that match together what `pattern` matches: its rest, and one for each look-ahead after ``^``.
+    """Return patterns that together match the same as `pattern`: its rest and one for each look-ahead at its start.
 
-    A negative look-ahead holds alternatives of these forms: at most `MAX_WORD` characters or classes, also with ``$``;
-    ``.*XY`` with two literal characters; ``\\s*$``. Others stay in the first pattern, as those with a count do.
+    A negative look-ahead may have alternatives of these forms: at most `MAX_WORD` characters or classes, also with
+    ``$``; ``.*XY`` with two literal characters; ``\\s*$``. Other look-aheads, and those with a count, stay in the first
+    pattern.
     """
     rest, others = pattern[1:], list[str]()
     if not pattern.startswith(("^(?=", "^(?!")) or len(pattern) > MAX_CHARS or len(alternatives(pattern)) > 1:
         return [pattern]
     while rest.startswith(("(?=", "(?!")):
         inner, *after = alternatives(rest, ")")
-        found = [_requiring(inner[3:])] if rest[2] == "=" else list(map(_refusing, alternatives(inner[3:])))
+        found = (
+            [_starting_with(inner[3:])] if rest[2] == "=" else list(map(_not_starting_with, alternatives(inner[3:])))
+        )
         has_count = bool(after) and after[0].startswith(("*", "+", "?", "{"))
         if "" in found or not after or has_count or len(others) + len(found) > MAX_LOOK_AHEADS:
             break
@@ -69,22 +72,22 @@ def without_look_aheads(pattern: str) -> list[str]:
 
 def alternatives(pattern: str, end: str = "|") -> list[str]:
     """Split a pattern at each `end` outside of its groups."""
-    depth, cuts = 0, [-1]
+    depth, splits = 0, [-1]
     for at, char in _syntax(pattern):
         depth += (char == "(") - (char == ")")
         if char == end and not depth:
-            cuts.append(at)
-    return [pattern[start + 1 : at] for start, at in pairwise([*cuts, len(pattern)])]
+            splits.append(at)
+    return [pattern[start + 1 : at] for start, at in pairwise([*splits, len(pattern)])]
 
 
-def _requiring(pattern: str) -> str:
-    """Return a pattern of the texts that begin with a match of `pattern`. Its ``$`` is at the end, where it has one."""
+def _starting_with(pattern: str) -> str:
+    """Return a pattern of the texts that start with a match of `pattern`, which may only have ``$`` at its end."""
     at_end = pattern.endswith("$") and not alternatives(pattern, "$")[-1] and len(alternatives(pattern)) == 1
     return f"^(?:{pattern[:-1]})$" if at_end else f"^(?:{pattern})"
 
 
-def _refusing(pattern: str) -> str:
-    """Return a pattern of the texts that do not begin with a match of `pattern`, "" if it is not supported."""
+def _not_starting_with(pattern: str) -> str:
+    """Return a pattern of the texts that do not start with a match of `pattern`; "" if it is not supported."""
     if found := _ANYWHERE.fullmatch(pattern):
         first, last = (_char(char[-1]) for char in found.groups())
         some = first if first == last else f"{first}+"
@@ -103,7 +106,7 @@ def _refusing(pattern: str) -> str:
 
 
 def _other(char: str) -> str:
-    """Return the class of all characters besides those of a class, or besides a character or an escape."""
+    """Return the complement of a character class, a character or an escape, as a class."""
     if char[0] != "[":
         return f"[^{char}]"
     if char[1] != "^":
@@ -112,12 +115,12 @@ def _other(char: str) -> str:
 
 
 def readable(pattern: str) -> str:
-    """Return an equivalent pattern that llguidance reads correctly and at less cost."""
+    """Return an equivalent pattern that llguidance parses correctly and at less cost."""
     return _without_outer_counts(_without_all_controls(pattern))
 
 
 def _without_outer_counts(pattern: str) -> str:
-    """Return the pattern with no more of its first and last character class than a match needs.
+    """Return the pattern with its first and last character class repeated only as often as a match needs.
 
     Without anchors ``[a-z]{1,255}`` matches wherever ``[a-z]`` does. Only a bare class or escape is shortened.
     """
@@ -133,8 +136,10 @@ def _without_outer_counts(pattern: str) -> str:
 
 
 def _without_all_controls(pattern: str) -> str:
-    """Return the pattern without one control character in its classes: those that have all, but not ``"`` or a
-    backslash, are taken by llguidance to have these, too, once they are written as JSON (derivre 0.3, `json_quote`).
+    """Return the pattern with one control character removed from its classes.
+
+    llguidance adds ``"`` and the backslash to a class that contains all control characters when it converts the class
+    to JSON (derivre 0.3, `json_quote`).
     """
     return _CLASS.sub(_without_control, pattern)
 
@@ -144,8 +149,8 @@ def _without_control(found: re.Match[str]) -> str:
     if inside is None:
         return found[0]
     if inside.startswith("^"):
-        return f"[^{_UNWRITTEN}{chr(92) if inside.startswith('^-') else ''}{inside[1:]}]"
-    return f"[{found[0]}&&[^{_UNWRITTEN}]]" if _FROM_ZERO.search(inside) else found[0]
+        return f"[^{_UNUSED_CHAR}{chr(92) if inside.startswith('^-') else ''}{inside[1:]}]"
+    return f"[{found[0]}&&[^{_UNUSED_CHAR}]]" if _FROM_ZERO.search(inside) else found[0]
 
 
 _Tree = dict[str, "_Tree"]
@@ -162,7 +167,7 @@ def _tree(words: Iterable[str]) -> _Tree:
 
 
 def _all_but(node: _Tree) -> str:
-    """Return a pattern for what may follow without completing a word."""
+    """Return a pattern of the texts after this node that do not complete a word."""
     chars = sorted(key for key in node if key != _END)
     ends = _END in node
     if not chars:

@@ -1,7 +1,7 @@
-"""The negation of a schema as a schema, for `not`, `if` and `oneOf`.
+"""Negates schemas, for `not`, `if` and `oneOf`.
 
-If it can't be expressed in full, it is stricter: everything that matches the negation is invalid for the schema, but
-the negation of a keyword that has none here (`pattern`, `format`, `items`, ...) is missing.
+A negation that can't be fully expressed is stricter. Every value that matches it is invalid for the schema. But it does
+not match values that only violate an unsupported keyword (`pattern`, `format`, `items`, ...).
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ class Negations:
         self._left = MAX_PARTS
 
     def of(self, schema: Schema, depth: int = 0) -> Schema:
-        """Return a schema of values that `schema` refuses; False where none can be named."""
+        """Return a schema of values that `schema` rejects; False if none can be described."""
         if isinstance(schema, bool):
             return not schema
         self._left -= len(schema) + sum(map(_n_parts, schema.values()))
@@ -44,14 +44,14 @@ class Negations:
 
 
 def _n_parts(value: Any) -> int:
-    """Return the number of values in `enum` and names in `required`, because each becomes a schema."""
+    """Return the cost of a keyword's list (`enum`, `required`), because each value becomes a schema."""
     if not isinstance(value, list):
         return 0
     return len(value) // 10 + sum(len(each) for each in value if isinstance(each, str)) // 100
 
 
 def any_of(schemas: list[Schema]) -> Schema:
-    """Return a value of one of these."""
+    """Return a schema that matches if one of these matches."""
     possible = [schema for schema in schemas if schema is not False]
     if True in possible:
         return True
@@ -59,7 +59,7 @@ def any_of(schemas: list[Schema]) -> Schema:
 
 
 def other_types(types: list[str]) -> Schema:
-    """Return a schema for values of none of these types. Numbers that are not integers are not included."""
+    """Return a schema of values of none of these types. If integers are excluded, all numbers are."""
     excluded = {"number" if name == "integer" else name for name in types}
     rest = [name for name in APART if name not in excluded]
     return {"type": rest} if rest else False
@@ -126,7 +126,7 @@ _NEGATIONS: Mapping[str, Callable[[Any, Callable[[Schema], Schema]], list[Schema
     "minItems": _bound("array", "maxItems", -1),
     "minLength": _bound("string", "maxLength", -1),
     "minimum": _bound("number", "exclusiveMaximum"),
-    "oneOf": _all,  # where several branches match, it is refused, too
+    "oneOf": _all,  # values that match several branches are missing
     "not": lambda value, _: [value],
     "properties": _properties,
     "required": _required,

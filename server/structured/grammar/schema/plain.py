@@ -1,7 +1,7 @@
 """Detects schemas that compile in linear time, so that they need no sandbox.
 
-Such a schema combines nothing: one position describes each value, by names, lists, lengths and references. Combined
-schemas, patterns, large counts and unknown keywords have no such bound.
+In such a schema, a single subschema describes each value, by names, lists, lengths and references. Combined schemas,
+patterns, large counts and unknown keywords may take more time.
 """
 
 import json
@@ -12,17 +12,18 @@ from server.structured.grammar.schema.keywords import DEFINITIONS, subschemas
 MAX_VALUES = 600
 MAX_CHARS = 25_000  # of the names and values as JSON
 MAX_COUNT = 200
-"""Of a length or a number of items that a plain schema may name."""
-_SAYS_NOTHING = frozenset(
+"""The largest length or number of items in a plain schema."""
+_ANNOTATIONS = frozenset(
     ["$schema", "$comment", "$id", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"]
 )
 _VALUES = frozenset(["type", "required", "enum", "const", "minimum", "maximum"])
 _COUNTS = frozenset(["minLength", "maxLength", "minItems", "maxItems"])
 _MAPS = frozenset(["properties", *DEFINITIONS])
-_ALONE = frozenset(["$ref", "anyOf"])  # with siblings, they combine schemas
+_WITHOUT_SIBLINGS = frozenset(["$ref", "anyOf"])  # with siblings, they combine schemas
 
 
 def is_plain(schema: object) -> bool:
+    """Return whether the schema compiles in linear time."""
     left, n_values, n_chars = [schema], 0, 0
     while left:
         each = left.pop()
@@ -32,7 +33,7 @@ def is_plain(schema: object) -> bool:
             return False
         try:
             left += [*subschemas(each), *(sub for key in DEFINITIONS for sub in each.get(key, {}).values())]
-        except (AttributeError, TypeError):  # they are no objects or lists, and so no schemas
+        except (AttributeError, TypeError):  # not objects or lists, so not valid schemas
             return False
         data = [each[key] for key in _VALUES & each.keys()] + [[*each[key]] for key in _MAPS & each.keys()]
         text = json.dumps(data)
@@ -44,9 +45,13 @@ def is_plain(schema: object) -> bool:
 
 
 def _is_plain(schema: dict[str, Any]) -> bool:
-    said = schema.keys() - _SAYS_NOTHING
-    if said & _ALONE:
-        return said <= {*_ALONE, *DEFINITIONS} and len(said & _ALONE) == 1 and str(schema.get("$ref", "#"))[:1] == "#"
-    if not said <= _VALUES | _COUNTS | _MAPS | {"items", "additionalProperties"}:
+    keywords = schema.keys() - _ANNOTATIONS
+    if keywords & _WITHOUT_SIBLINGS:
+        return (
+            keywords <= {*_WITHOUT_SIBLINGS, *DEFINITIONS}
+            and len(keywords & _WITHOUT_SIBLINGS) == 1
+            and str(schema.get("$ref", "#"))[:1] == "#"
+        )
+    if not keywords <= _VALUES | _COUNTS | _MAPS | {"items", "additionalProperties"}:
         return False
-    return all(isinstance(schema[key], int) and 0 <= schema[key] <= MAX_COUNT for key in said & _COUNTS)
+    return all(isinstance(schema[key], int) and 0 <= schema[key] <= MAX_COUNT for key in keywords & _COUNTS)

@@ -1,7 +1,7 @@
 """Rewrites keywords that llguidance lacks with those that it supports.
 
 The result accepts only valid values. It may reject valid ones if a negation can only be expressed in part
-(`negation`); if nothing would remain, the keyword is rejected with its position.
+(`negation`). If nothing would remain, the error names the keyword and its path.
 """
 
 import math
@@ -18,14 +18,14 @@ from server.structured.grammar.schema.language import readable, without_look_ahe
 from server.structured.grammar.schema.negation import Negations, any_of
 from server.structured.grammar.unique_items import MARK
 
-MAX_SCHEMAS = 40_000  # of the document as it is rewritten
-MAX_ALTERNATIVES = 64  # that one keyword may become
+MAX_SCHEMAS = 40_000  # of the rewritten document
+MAX_ALTERNATIVES = 64  # that one keyword is rewritten to
 LARGEST_INTEGER = 10**16 - 1
 """Of 16 digits (llama.cpp common/json-schema-to-grammar.cpp, PRIMITIVE_RULES, integral-part)."""
 _NO_MORE = {"additionalProperties": False}
 
 
-_EXACT = 2**53 - 2  # up to here each integer and its successor is a double
+_EXACT = 2**53 - 2  # up to here, each integer and its successor is a double
 _CLOSE = 2.0**-24
 """An exclusive bound moves inwards by this much if the other bound is a fraction within 1, because llguidance would
 include it.
@@ -41,15 +41,15 @@ _BOUNDS = (
 class Rewriter:
     """Rewrites one normalized document.
 
-    ``exclusive``: combine the branches of every `oneOf` with the negations of the others. It is needed if llguidance
-    can't distinguish them, or if a branch is ``narrowed``, since the other branches would accept what it lost.
-    ``narrowed``: the first place and keyword whose rewritten form may reject valid values. ``unique``: the first place
-    where the items of an array must differ.
+    ``exclusive``: combine each branch of a `oneOf` with the negations of the others. This is needed if llguidance can't
+    distinguish them, or if a branch is ``narrowed``, because another branch might accept the values that it lost.
+    ``narrowed``: the first path and keyword whose rewritten form may reject valid values. ``unique``: the first path
+    of an array whose items must differ.
     """
 
-    def __init__(self, root: Mapping[str, Any], what: str, places: Mapping[str, str], *, exclusive: bool) -> None:
-        self._what = what
-        self._places = places
+    def __init__(self, root: Mapping[str, Any], field: str, paths: Mapping[str, str], *, exclusive: bool) -> None:
+        self._field = field
+        self._paths = paths
         self._exclusive = exclusive
         self._definitions: dict[str, Schema] = definitions_of(root)
         self._defs = root.get("$defs", {})
@@ -65,53 +65,53 @@ class Rewriter:
         self.unique = ""
 
     def rewritten(self) -> dict[str, Any]:
-        """Return the document. Raises InvalidRequest that names the keyword and its place."""
-        root = self._schema(self._definitions["#"], self._what)
-        defs = {name: self._schema(schema, self._places[name]) for name, schema in self._defs.items()}
+        """Return the document. Raises InvalidRequest that names the keyword and its path."""
+        root = self._schema(self._definitions["#"], self._field)
+        defs = {name: self._schema(schema, self._paths[name]) for name, schema in self._defs.items()}
         whole = root if isinstance(root, dict) else {"allOf": [root]}
         return {**whole, "$defs": defs} if defs else whole
 
-    def _schema(self, schema: Schema, place: str) -> Schema:
+    def _schema(self, schema: Schema, path: str) -> Schema:
         if isinstance(schema, bool):
             return schema
         self._left -= 1
         if self._left < 0:
-            raise InvalidRequest(f"{self._what} is too large once its conditions are written out", self._what)
+            raise InvalidRequest(f"{self._field} is too large once its conditions are written out", self._field)
         own = dict(schema)
         more: list[Schema] = []
         for rewrite in (
             *(self._unevaluated, self._not, self._if, self._dependent, self._names, self._counted, self._one_of),
             *(self._contains, self._unique, self._text, self._numbers, self._integers),
         ):
-            more += rewrite(own, place)
-        out = with_subschemas(own, lambda each, below: self._schema(each, place + below))
+            more += rewrite(own, path)
+        out = with_subschemas(own, lambda each, below: self._schema(each, path + below))
         if "pattern" in out:
             out["pattern"] = readable(out["pattern"])
         named = {readable(name): each for name, each in out.get("patternProperties", {}).items()}
         if named and len(named) == len(out["patternProperties"]):
             out["patternProperties"] = named
         if False in more:
-            return False  # and so an object may be left open around a property that may not be
+            return False  # `_closed` of `json_schema` leaves an object with a forbidden property open
         if more:
-            out["allOf"] = [*out.get("allOf", []), *(self._schema(each, place) for each in more)]
+            out["allOf"] = [*out.get("allOf", []), *(self._schema(each, path) for each in more)]
         return out
 
-    def _negated(self, schema: Schema, keyword: str, place: str) -> Schema:
+    def _negated(self, schema: Schema, keyword: str, path: str) -> Schema:
         found = self._negations.of(schema)
-        self.narrowed = self.narrowed or f"{place}: the keyword '{keyword}'"
+        self.narrowed = self.narrowed or f"{path}: the keyword '{keyword}'"
         if found is False and schema not in (True, {}):
-            raise unenforceable(keyword, place)
+            raise unenforceable(keyword, path)
         return found
 
-    def _not(self, own: dict[str, Any], place: str) -> list[Schema]:
-        return [self._negated(own.pop("not"), "not", place)] if "not" in own else []
+    def _not(self, own: dict[str, Any], path: str) -> list[Schema]:
+        return [self._negated(own.pop("not"), "not", path)] if "not" in own else []
 
-    def _if(self, own: dict[str, Any], place: str) -> list[Schema]:
+    def _if(self, own: dict[str, Any], path: str) -> list[Schema]:
         condition, then, other = own.pop("if", None), own.pop("then", True), own.pop("else", True)
         if condition is None or (then is True and other is True):
             return []
-        refused = self._negated(condition, "if", place)
-        return [any_of([{"allOf": [condition, then]}, {"allOf": [refused, other]}])]
+        negated = self._negated(condition, "if", path)
+        return [any_of([{"allOf": [condition, then]}, {"allOf": [negated, other]}])]
 
     def _dependent(self, own: dict[str, Any], _: str) -> list[Schema]:
         needs: list[tuple[str, Schema]] = list(own.pop("dependentSchemas", {}).items())
@@ -121,13 +121,13 @@ class Rewriter:
             for name, schema in needs
         ]
 
-    def _names(self, own: dict[str, Any], place: str) -> list[Schema]:
-        """`propertyNames`, as patterns of names that may be."""
+    def _names(self, own: dict[str, Any], path: str) -> list[Schema]:
+        """Rewrite `propertyNames` to patterns of allowed names."""
         names = own.pop("propertyNames", True)
         followed: set[str] = set()
         while isinstance(names, dict) and set(names) == {"$ref"}:
             if names["$ref"] in followed:
-                raise unenforceable("propertyNames", place)
+                raise unenforceable("propertyNames", path)
             followed.add(names["$ref"])
             names = self._definitions[names["$ref"]]
         if isinstance(names, dict):
@@ -146,61 +146,61 @@ class Rewriter:
         if set(names) <= {"minLength", "maxLength"}:
             lengths = f"^(?s:.{{{names.get('minLength', 0)},{names.get('maxLength', '')}}})$"
             return [{"patternProperties": {lengths: True}, **_NO_MORE}]
-        raise unenforceable("propertyNames", place)
+        raise unenforceable("propertyNames", path)
 
-    def _counted(self, own: dict[str, Any], place: str) -> list[Schema]:
-        """`minProperties` and `maxProperties` where some property is optional, which llguidance does not count."""
+    def _counted(self, own: dict[str, Any], path: str) -> list[Schema]:
+        """Rewrite `minProperties` and `maxProperties` if some property is optional, because llguidance can't count."""
         known = own.get("properties", {})
         optional = [name for name in known if name not in own.get("required", ())]
         n_required = len(set(own.get("required", ())))
         if own.get("minProperties", 0) > n_required + 1:
-            raise unenforceable("minProperties", place)  # a name that was written twice would count twice
+            raise unenforceable("minProperties", path)  # a repeated name would count twice
         if not optional or not {"minProperties", "maxProperties"} & own.keys():
             return []
-        self.narrowed = self.narrowed or f"{place}: the keyword 'minProperties'"
+        self.narrowed = self.narrowed or f"{path}: the keyword 'minProperties'"
         least, most = own.pop("minProperties", 0) - n_required, own.pop("maxProperties", None)
         if most is not None and not own.get("patternProperties"):
-            own.setdefault("additionalProperties", False)  # as elsewhere, but also for combined schemas
+            own.setdefault("additionalProperties", False)  # also for combined schemas, unlike elsewhere
         closed = own.get("additionalProperties") is False and not own.get("patternProperties")
         more: list[Schema] = []
         if least == 1:
             more.append({"anyOf": [{"required": [name]} for name in optional]})
         elif least > 1:
-            raise unenforceable("minProperties", place)
+            raise unenforceable("minProperties", path)
         if most is not None and not (closed and len(known) <= most):
             if not closed or most - n_required != 1 or len(optional) > MAX_ALTERNATIVES:
-                raise unenforceable("maxProperties", place)
+                raise unenforceable("maxProperties", path)
             more.append(
                 {"anyOf": [{"properties": {other: False for other in optional if other != name}} for name in optional]}
             )
         return more
 
-    def _unevaluated(self, own: dict[str, Any], place: str) -> list[Schema]:
-        """Return the unevaluated schemas; without applicators in place they equal the additional ones."""
+    def _unevaluated(self, own: dict[str, Any], path: str) -> list[Schema]:
+        """Rewrite the unevaluated keywords to the additional ones, which are equal without applicators in place."""
         in_place = {"$ref", "allOf", "anyOf", "oneOf", "if", "not", "dependentSchemas"} & own.keys()
         for key, additional in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
             value = own.pop(key, None)
             if value is None or additional in own:
                 continue
             if value is not True and (in_place or "contains" in own):
-                raise unenforceable(key, place)
+                raise unenforceable(key, path)
             own[additional] = value
         return []
 
-    def _contains(self, own: dict[str, Any], place: str) -> list[Schema]:
+    def _contains(self, own: dict[str, Any], path: str) -> list[Schema]:
         least, most = own.pop("minContains", 1), own.pop("maxContains", None)
         if "contains" in own:
             if least or most is not None:
-                raise unenforceable("contains", place)
+                raise unenforceable("contains", path)
             del own["contains"]
         return []
 
-    def _unique(self, own: dict[str, Any], place: str) -> list[Schema]:
+    def _unique(self, own: dict[str, Any], path: str) -> list[Schema]:
         if own.pop("uniqueItems", False) and own.get("maxItems", 2) > 1:
             if "prefixItems" in own and own.get("minItems", 0) > 1:  # the last item may have no other value left
-                raise unenforceable("uniqueItems", place)
-            own[MARK] = place
-            self.unique = self.unique or place
+                raise unenforceable("uniqueItems", path)
+            own[MARK] = path
+            self.unique = self.unique or path
         return []
 
     def _text(self, own: dict[str, Any], _: str) -> list[Schema]:
@@ -210,13 +210,13 @@ class Rewriter:
             patterns += more
         return [{"pattern": each} for each in patterns]
 
-    def _numbers(self, own: dict[str, Any], place: str) -> list[Schema]:
-        """llguidance's numbers are doubles: longer ones are refused, and bounds moved inwards to the next double."""
+    def _numbers(self, own: dict[str, Any], path: str) -> list[Schema]:
+        """Adapt numbers to llguidance's doubles: reject longer values, move bounds inwards to the next double."""
         for key in ("const", "enum"):
             for inexact in values_in(own[key]) if key in own else ():
                 if isinstance(inexact, int) and abs(inexact) > _EXACT and not _is_double(inexact):
                     reason = f"{str(inexact)[:40]} is not a double"
-                    raise InvalidRequest(f"{place}: the keyword '{key}' cannot be enforced: {reason}", place)
+                    raise InvalidRequest(f"{path}: the keyword '{key}' cannot be enforced: {reason}", path)
         for key, inclusive, towards in _BOUNDS:
             way = 1 if towards > 0 else -1
             if abs(own.get(key, 0)) > _EXACT:
@@ -228,7 +228,7 @@ class Rewriter:
         return []
 
     def _integers(self, own: dict[str, Any], _: str) -> list[Schema]:
-        """Bound integers as llama-server does: a model that can't end a number writes digits to its limit."""
+        """Bound integers like llama-server: otherwise some models generate digits up to their token limit."""
         types, keys = own.get("type", ()), own.keys()
         is_integer = "integer" in types and "number" not in types
         if not self._bounds_integers or not is_integer or {"multipleOf", "const", "enum"} & keys:
@@ -239,35 +239,35 @@ class Rewriter:
             own["maximum"] = LARGEST_INTEGER
         return []
 
-    def _one_of(self, own: dict[str, Any], place: str) -> list[Schema]:
-        """`oneOf`, as branches that exclude the others."""
+    def _one_of(self, own: dict[str, Any], path: str) -> list[Schema]:
+        """Rewrite `oneOf` to branches that exclude each other."""
         branches = own.get("oneOf")
         if not self._exclusive or branches is None:
             return []
         if len(branches) > MAX_ALTERNATIVES:
-            raise overlapping(place)
+            raise overlapping(path)
         del own["oneOf"]
         if len(branches) == 1:
             return [branches[0]]
-        self.narrowed = self.narrowed or f"{place}: the keyword 'oneOf'"
+        self.narrowed = self.narrowed or f"{path}: the keyword 'oneOf'"
         overlaps: dict[int, list[int]] = {n: [] for n in range(len(branches))}
         for n, m in combinations(overlaps, 2):
             if not self._disjoint.of(branches[n], branches[m]):
                 overlaps[n].append(m)
                 overlaps[m].append(n)
-        refused = {n: self._negations.of(branches[n]) for n, others in overlaps.items() if others}
-        kept = []
+        negated = {n: self._negations.of(branches[n]) for n, others in overlaps.items() if others}
+        exclusive = []
         for n, branch in enumerate(branches):
-            others = [refused[m] for m in overlaps[n]]
+            others = [negated[m] for m in overlaps[n]]
             if False in others:
-                raise overlapping(place)
-            kept.append({"allOf": [branch, *others]} if others else branch)
-        return [any_of(kept)]
+                raise overlapping(path)
+            exclusive.append({"allOf": [branch, *others]} if others else branch)
+        return [any_of(exclusive)]
 
 
-def overlapping(place: str) -> InvalidRequest:
-    """Return the error for a `oneOf` whose branches can't be told apart."""
-    return InvalidRequest(f"{place}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", place)
+def overlapping(path: str) -> InvalidRequest:
+    """Return the error for a `oneOf` whose branches can't be distinguished."""
+    return InvalidRequest(f"{path}: 'oneOf' whose branches may overlap cannot be enforced, use 'anyOf'", path)
 
 
 def _is_double(value: int) -> bool:
@@ -278,7 +278,7 @@ def _is_double(value: int) -> bool:
 
 
 def _next_double(value: float, towards: float, *, strict: bool) -> float:
-    """Return the nearest double that does not cross a number, or that differs from it if `strict`."""
+    """Return the nearest double from `value` towards `towards`; not equal to `value` if `strict`."""
     try:
         found = float(value)
     except OverflowError:

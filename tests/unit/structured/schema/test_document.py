@@ -1,4 +1,4 @@
-"""JSON Schema documents, and their formats."""
+"""JSON Schema documents of old and new drafts, and string formats."""
 
 import json
 import warnings
@@ -14,7 +14,7 @@ from tests.unit.structured.builders import BYTES, WORDS, WordVocab, matches, wal
 from tests.unit.structured.test_json_schema import ALLOWED
 
 
-def test_old_drafts_are_read_as_the_newest() -> None:
+def test_old_drafts_are_converted_to_the_newest() -> None:
     schema = {
         "$schema": "http://json-schema.org/draft-04/schema#",
         "items": [{"minimum": 1, "exclusiveMinimum": True}],
@@ -29,11 +29,11 @@ def test_old_drafts_are_read_as_the_newest() -> None:
     }
 
 
-NO_NAMES: tuple[Any, ...] = (5, [], {}, True)
+INVALID_DRAFTS: tuple[Any, ...] = (5, [], {}, True)
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "error"),
     [
         (
             {"anyOf": [{"const": n} for n in range(12_000)] + [{"type": "text"}]},
@@ -43,12 +43,12 @@ NO_NAMES: tuple[Any, ...] = (5, [], {}, True)
         ({"type": "string", "maxLength": 10**400}, "out of range"),
         ({"required": [each for n in range(2500) for each in (n, f"a{n}")]}, r"json_schema\.required"),
         ({"required": ["a", "b", "a"]}, r"json_schema\.required is not a valid JSON Schema"),
-        *(({"$schema": draft, "type": 5}, "not a valid JSON Schema") for draft in NO_NAMES),
+        *(({"$schema": draft, "type": 5}, "not a valid JSON Schema") for draft in INVALID_DRAFTS),
     ],
-    ids=["large", "properties", "count", "mixed", "repeated", *("draft",) * len(NO_NAMES)],
+    ids=["large", "properties", "count", "mixed", "repeated", *("draft",) * len(INVALID_DRAFTS)],
 )
-def test_an_invalid_document_is_refused(schema: Any, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_invalid_document_is_rejected(schema: Any, error: str) -> None:
+    with pytest.raises(InvalidRequest, match=error):
         BYTES.json_schema(schema)
 
 
@@ -57,7 +57,7 @@ OLDER = [f"http://json-schema.org/draft-0{n}/schema#" for n in (3, 4, 7)]
 
 @pytest.mark.parametrize("draft", OLDER)
 @pytest.mark.parametrize("value", [5, "5", [5], None, {"a": [5]}])
-def test_what_a_draft_does_not_know_says_nothing_whatever_it_is(draft: str, value: Any) -> None:
+def test_keywords_unknown_to_the_draft_are_ignored_with_any_value(draft: str, value: Any) -> None:
     for key in ("dependentRequired", "unevaluatedItems", "minContains"):
         BYTES.json_schema({"$schema": draft, key: value, "type": "object"})
 
@@ -68,7 +68,7 @@ def test_every_format_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "fits"),
+    ("name", "text", "valid"),
     [
         ("hostname", "a" * 63, True),
         ("hostname", "a" * 64, False),
@@ -77,16 +77,16 @@ def test_every_format_has_a_case() -> None:
         *((name, "x", True) for name in ("password", "int32", "color", "", "Date")),  # annotations
     ],
 )
-def test_a_text_has_the_bounds_of_its_format_and_of_no_other(name: str, text: str, *, fits: bool) -> None:
-    assert matches(BYTES.json_schema({"type": "string", "format": name}), json.dumps(text)) is fits
+def test_hostname_length_is_limited_and_unknown_formats_are_annotations(name: str, text: str, *, valid: bool) -> None:
+    assert matches(BYTES.json_schema({"type": "string", "format": name}), json.dumps(text)) is valid
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_a_model_writes_under_a_format_conforms(name: str) -> None:
+def test_random_output_conforms_to_the_format(name: str) -> None:
     constraint = WORDS.json_schema({"type": "string", "format": name, "maxLength": 200})
     for seed in range(4):
         text = json.loads(walk(constraint.fork(), WordVocab(), seed))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's `re` warns of what may change its meaning
+            warnings.simplefilter("ignore")  # Python's `re` warns of syntax that may change its meaning
             assert Draft202012Validator.FORMAT_CHECKER.conforms(text, name), text
-    assert matches(BYTES.json_schema({"format": name}), "5")  # it says nothing of other types
+    assert matches(BYTES.json_schema({"format": name}), "5")  # formats constrain strings only

@@ -14,12 +14,12 @@ WORDS = st.lists(st.text("ab-]^\\é\n", min_size=1, max_size=4), min_size=1, max
 
 
 @given(WORDS, st.text("ab-]^\\é\nc", max_size=5))
-def test_none_of_matches_all_but_the_words(words: list[str], text: str) -> None:
+def test_none_of_matches_all_texts_except_the_words(words: list[str], text: str) -> None:
     assert bool(re.fullmatch(none_of(words).strip("^$"), text)) == (text not in words)
 
 
-def test_a_long_name_pattern_without_anchors_is_followed_next_to_uris() -> None:
-    """MaskBench's Github_trivial o78117."""
+def test_unanchored_property_name_pattern_compiles_next_to_uri_values() -> None:
+    """The schema is MaskBench's Github_trivial o78117."""
     schema = {"patternProperties": {"[A-Za-z0-9-_.:]{1,255}": {"type": "string", "format": "uri"}}}
     instance = {f"child-{n}": f"https://example.com/child{n}" for n in range(6)}
     assert matches(BYTES.json_schema(schema), json.dumps(instance))
@@ -36,12 +36,12 @@ def test_a_long_name_pattern_without_anchors_is_followed_next_to_uris() -> None:
         ("^[a]+$", "^[a]+$"),
     ],
 )
-def test_no_more_of_the_outer_classes_is_kept_than_a_match_needs(pattern: str, shorter: str) -> None:
+def test_outer_repetitions_of_an_unanchored_pattern_are_shortened(pattern: str, shorter: str) -> None:
     assert readable(pattern) == shorter
 
 
 @pytest.mark.parametrize(
-    ("pattern", "text", "fits"),
+    ("pattern", "text", "expected"),
     [
         ("^(?![^^a])", "a", True),
         ("^(?![^^a])", "^", True),
@@ -51,15 +51,15 @@ def test_no_more_of_the_outer_classes_is_kept_than_a_match_needs(pattern: str, s
         ("^(?![a^])", "x", True),
     ],
 )
-def test_a_look_ahead_refuses_a_class_or_its_complement(pattern: str, text: str, fits: bool) -> None:
+def test_negative_look_ahead_of_a_character_class_is_replaced(pattern: str, text: str, expected: bool) -> None:
     rest, *others = without_look_aheads(pattern)
     assert others
-    assert all(re.search(each, text) for each in (rest, *others)) is fits
-    assert bool(re.search(pattern, text)) is fits
+    assert all(re.search(each, text) for each in (rest, *others)) is expected
+    assert bool(re.search(pattern, text)) is expected
 
 
 @pytest.mark.parametrize(
     "pattern", ["^(?![^])", "^(?!a){0}b", "^(?=a)?b", "^(?!a)*b", "^(?!a)+b", "^(?!a|b.)", "(?!a)b"]
 )
-def test_other_look_aheads_stay(pattern: str) -> None:
+def test_other_look_aheads_are_not_replaced(pattern: str) -> None:
     assert without_look_aheads(pattern) == [pattern]

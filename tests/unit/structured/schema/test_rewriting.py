@@ -1,4 +1,4 @@
-"""Keywords that llguidance does not have: what matches the constraint, validates, and what should match, does."""
+"""JSON Schema keywords that llguidance lacks and that are rewritten into others."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from server.errors import InvalidRequest
 from tests.unit.structured.builders import BYTES, WORDS, WordVocab, matches, walk
 
 
-def test_conditions_that_multiply_are_refused_in_time() -> None:
+def test_schemas_with_too_many_combined_branches_are_rejected() -> None:
     many: Any = {"required": ["a"]}
     for depth in range(20):
         many = {"oneOf": [many, {"required": [f"b{depth}"]}, {"required": [f"c{depth}"]}]}
@@ -22,7 +22,7 @@ def test_conditions_that_multiply_are_refused_in_time() -> None:
         BYTES.json_schema({"oneOf": [{"minLength": n} for n in range(70)]})
 
 
-def test_a_long_word_is_not_spelled_out() -> None:
+def test_negation_of_a_long_string_is_rejected() -> None:
     long = "a" * 3000
     with pytest.raises(InvalidRequest, match="'not'"):
         BYTES.json_schema({"type": "string", "allOf": [{"not": {"enum": [long, 1, None, True, False, {}, []]}}]})
@@ -63,13 +63,13 @@ def combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.recursive(LEAVES, combined, max_leaves=5), st.integers(0, 2**32))
-def test_what_is_written_under_any_schema_that_compiles_validates(schema: Any, seed: int) -> None:
-    whole = {"anyOf": [schema]}  # references of the parts lead to nowhere, or to another part: refused or right
+def test_random_output_of_random_schemas_validates(schema: Any, seed: int) -> None:
+    whole = {"anyOf": [schema]}  # references of the parts are invalid or refer to another part
     try:
         constraint = WORDS.json_schema(whole)
     except InvalidRequest:
         return
-    text = walk(constraint, WordVocab(), seed, at_most=20).decode()
+    text = walk(constraint, WordVocab(), seed, n_free=20).decode()
     Draft202012Validator(whole).validate(json.loads(text))
 
 
@@ -84,13 +84,13 @@ def test_what_is_written_under_any_schema_that_compiles_validates(schema: Any, s
         ({"enum": [10**17, "a"]}, [10**17], [10**17 + 1]),
     ],
 )
-def test_numbers_that_are_no_doubles_are_bounds_at_most(schema: Any, valid: list[int], invalid: list[int]) -> None:
+def test_bounds_that_are_not_doubles_are_enforced(schema: Any, valid: list[int], invalid: list[int]) -> None:
     assert all(matches(BYTES.json_schema(schema), str(number)) for number in valid)
     assert not any(matches(BYTES.json_schema(schema), str(number)) for number in invalid)
 
 
 @pytest.mark.parametrize("number", [2**53 + 1, -(2**63) + 1, 9999999999999999, 10**400])
-def test_a_value_that_is_no_double_is_refused(number: int) -> None:
+def test_enum_and_const_values_that_are_not_doubles_are_rejected(number: int) -> None:
     for schema in ({"const": number}, {"enum": [1, {"a": [number]}]}):
         with pytest.raises(InvalidRequest, match=r"json_schema\.items: the keyword '(const|enum)'.* double"):
             BYTES.json_schema({"type": "array", "items": schema})
@@ -104,22 +104,22 @@ def test_a_value_that_is_no_double_is_refused(number: int) -> None:
         {"required": [f"a{n}" for n in range(10_000)]},
     ],
 )
-def test_what_is_negated_again_and_again_counts_by_its_size(large: Any) -> None:
+def test_repeated_negation_of_a_large_schema_is_rejected(large: Any) -> None:
     many = {"anyOf": [{"$ref": "#/$defs/large"}] * 1000}
     with pytest.raises(InvalidRequest, match="json_schema: the keyword 'not' cannot be enforced"):
         BYTES.json_schema({"$defs": {"large": large}, "not": many})
 
 
-@pytest.mark.parametrize("end", [0, 1, -1, 10])
-@pytest.mark.parametrize("way", [1, -1])
-def test_an_exclusive_bound_close_to_a_fraction_is_exclusive(end: int, way: int) -> None:
-    near, far = ("exclusiveMinimum", "maximum") if way > 0 else ("exclusiveMaximum", "minimum")
-    bounds: list[dict[str, Any]] = [{"type": "number", near: end}, {far: end + way * 0.5}]
+@pytest.mark.parametrize("bound", [0, 1, -1, 10])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_exclusive_bound_half_a_unit_from_the_other_bound_is_exclusive(bound: int, sign: int) -> None:
+    exclusive, inclusive = ("exclusiveMinimum", "maximum") if sign > 0 else ("exclusiveMaximum", "minimum")
+    bounds: list[dict[str, Any]] = [{"type": "number", exclusive: bound}, {inclusive: bound + sign * 0.5}]
     for schema in ({**bounds[0], **bounds[1]}, {"allOf": bounds}):
         constraint = BYTES.json_schema(schema)
-        for text in (f"{end}", f"{end}.0", f"-{end}"):
+        for text in (f"{bound}", f"{bound}.0", f"-{bound}"):
             assert not matches(constraint.fork(), text)
-        assert matches(constraint, f"{end + way * 0.5}")
+        assert matches(constraint, f"{bound + sign * 0.5}")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_an_exclusive_bound_close_to_a_fraction_is_exclusive(end: int, way: int)
         ),
     ],
 )
-def test_a_listed_name_is_not_written_otherwise(schema: Any, text: str) -> None:
+def test_property_names_with_unicode_escapes_do_not_bypass_their_schema(schema: Any, text: str) -> None:
     constraint = BYTES.json_schema({"type": "object", **schema})
     assert not matches(constraint.fork(), text)
     assert matches(constraint, text.replace(r"\u0061", "q\\n"))

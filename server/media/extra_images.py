@@ -17,19 +17,19 @@ _BROKEN = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, R
 def answerer() -> Answer:
     pi_heif.register_heif_opener()
     pi_heif.options.DECODE_THREADS = AvifImagePlugin.DEFAULT_MAX_THREADS = 1
-    Image.init()  # Pillow loads its parts when they are first needed, which is too late here
-    Image.MAX_IMAGE_PIXELS = None  # `_pixels` gets the limit
+    Image.init()  # Pillow loads plugins on first use, but the sandbox then denies loading files
+    Image.MAX_IMAGE_PIXELS = None  # `_pixels` checks the limit
     warnings.simplefilter("ignore")
     return answering(_pixels)
 
 
-def _pixels(_: bytes, wanted: Json, data: bytes) -> tuple[Json, bytes]:
+def _pixels(_: bytes, options: Json, data: bytes) -> tuple[Json, bytes]:
     """Return the first image, rotated as its EXIF data specifies, without transparency."""
     try:
         with Image.open(BytesIO(data), formats=_FORMATS) as image:
             width, height = image.size
-            if width * height > wanted["pixels"]:
-                most = f"at most {wanted['pixels']} are possible"
+            if width * height > options["pixels"]:
+                most = f"at most {options['pixels']} are possible"
                 raise Unreadable(f"it is an image of {width} x {height} pixels, {most}")
             shown = ImageOps.exif_transpose(image).convert("RGB")
     except _BROKEN:

@@ -1,4 +1,4 @@
-"""Schemas in the notations of Gemma 4 and MiniMax M3: what may come, and what may not."""
+"""Schemas of nested arguments in the notations of Gemma 4 and MiniMax M3: accepted and rejected calls."""
 
 import json
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.errors import InvalidRequest
-from tests.unit.formats.reading import forced_calls, parser, read
+from tests.unit.formats.parsing import forced_calls, make_parser, parse_text
 from tests.unit.formats.recorded import tool as recorded_tool
 from tests.unit.structured.builders import BYTES, matches
 
@@ -18,13 +18,13 @@ tool = partial(recorded_tool, "f")
 
 
 def one(schema: Any, **more: Any) -> dict[str, Any]:
-    """The schema of an object with that one parameter."""
+    """Return the schema of an object with one parameter, `a`."""
     return {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False, **more}
 
 
-def fits(form: str, schema: Any, call: str) -> bool:
-    """Whether the grammar lets exactly that call pass."""
-    return matches(BYTES.lark(forced_calls(form, "", [tool(schema)], name="f", parallel=False)), call)
+def accepts(name: str, schema: Any, call: str) -> bool:
+    """Return whether the format's grammar for that schema accepts the call."""
+    return matches(BYTES.lark(forced_calls(name, "", [tool(schema)], name="f", parallel=False)), call)
 
 
 def gemma(arguments: str) -> str:
@@ -32,7 +32,7 @@ def gemma(arguments: str) -> str:
 
 
 def minimax(elements: str) -> str:
-    """Each tag of `elements` after the namespace token."""
+    """Return a call with the namespace token before each tag of `elements`."""
     inside = elements.replace("<", f"{NS}<")
     return f'{NS}<tool_call>\n{NS}<invoke name="f">{inside}{NS}</invoke>\n{NS}</tool_call>'
 
@@ -49,7 +49,7 @@ TREE = one({"$ref": "#/$defs/tree"}) | {
 }
 TWO = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}
 CASES: list[tuple[Any, str, str, Any]] = [
-    # schema, Gemma 4, MiniMax M3, what it means (None: it may not come)
+    # schema, Gemma 4, MiniMax M3, parsed arguments (None: the grammar rejects the call)
     (one({"type": "string"}), "{a:'Hi, {you}'}", "<a>Hi, {you}</a>", {"a": "Hi, {you}"}),
     (one({"type": "string"}), "{a:''}", "<a></a>", {"a": ""}),
     (one({"type": "string"}), "{a:5}", "", None),
@@ -107,33 +107,33 @@ CASES: list[tuple[Any, str, str, Any]] = [
 ]
 
 
-def name_of(value: Any) -> str:
+def case_id(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)[:40]
 
 
-@pytest.mark.parametrize(("schema", "text", "elements", "meant"), CASES, ids=name_of)
-def test_what_fits_may_come_and_means_what_it_says(schema: Any, text: str, elements: str, meant: Any) -> None:
-    for form, call in (("gemma4", gemma(text)), ("minimax-m3", minimax(elements))):
-        if form == "minimax-m3" and not elements and meant is None:
-            continue  # text is text there
-        assert fits(form, schema, call) is (meant is not None), call
-        if meant is not None:
-            ((name, arguments),) = read(parser(form, tools=[tool(schema)]), call).calls
-            assert (name, json.loads(arguments)) == ("f", meant)
+@pytest.mark.parametrize(("schema", "braces", "elements", "expected"), CASES, ids=case_id)
+def test_nested_call_is_accepted_and_parsed_or_rejected(schema: Any, braces: str, elements: str, expected: Any) -> None:
+    for name, call in (("gemma4", gemma(braces)), ("minimax-m3", minimax(elements))):
+        if name == "minimax-m3" and not elements and expected is None:
+            continue  # elements do not distinguish strings from numbers
+        assert accepts(name, schema, call) is (expected is not None), call
+        if expected is not None:
+            ((function, arguments),) = parse_text(make_parser(name, tools=[tool(schema)]), call).calls
+            assert (function, json.loads(arguments)) == ("f", expected)
 
 
-def test_braces_hold_anything_where_the_schema_says_nothing() -> None:
+def test_gemma4_accepts_any_value_without_a_schema() -> None:
     call = gemma("{x:[1,'two',{deep:[null,{}]}],y:true}")
-    assert fits("gemma4", {"type": "object"}, call)
-    ((_, arguments),) = read(parser("gemma4", tools=[tool({})]), call).calls
+    assert accepts("gemma4", {"type": "object"}, call)
+    ((_, arguments),) = parse_text(make_parser("gemma4", tools=[tool({})]), call).calls
     assert json.loads(arguments) == {"x": [1, "two", {"deep": [None, {}]}], "y": True}
-    assert not fits("gemma4", {"type": "object"}, gemma("{x:[1,}"))
-    assert fits("gemma4", one({"enum": [{"b": ["x", 1]}]}), gemma("{a:{b:['x',1]}}"))
+    assert not accepts("gemma4", {"type": "object"}, gemma("{x:[1,}"))
+    assert accepts("gemma4", one({"enum": [{"b": ["x", 1]}]}), gemma("{a:{b:['x',1]}}"))
 
 
-@pytest.mark.parametrize("form", ["gemma4", "minimax-m3"])
+@pytest.mark.parametrize("name", ["gemma4", "minimax-m3"])
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "error"),
     [
         (one({"oneOf": []}), "oneOf"),
         (one({"type": "array", "uniqueItems": True}), "uniqueItems"),
@@ -148,18 +148,18 @@ def test_braces_hold_anything_where_the_schema_says_nothing() -> None:
         (one({"type": "integer", "anyOf": [{"type": "string"}]}), "anyOf"),
     ],
 )
-def test_what_cannot_be_kept_is_named(form: str, schema: Any, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
-        forced_calls(form, "", [tool(schema)], name="f", parallel=False)
+def test_error_names_the_keyword_that_cannot_be_enforced(name: str, schema: Any, error: str) -> None:
+    with pytest.raises(InvalidRequest, match=error):
+        forced_calls(name, "", [tool(schema)], name="f", parallel=False)
 
 
 @pytest.mark.parametrize("schema", [one({"type": ["string", "array"]}), one({"enum": [[1]]})])
-def test_elements_cannot_tell_texts_from_lists(schema: Any) -> None:
+def test_minimax_m3_rejects_string_or_array_unions_and_array_enums(schema: Any) -> None:
     with pytest.raises(InvalidRequest, match="can't be enforced"):
         forced_calls("minimax-m3", "", [tool(schema)], name="f", parallel=False)
 
 
-def test_alternatives_are_not_joined_with_the_rest_without_end() -> None:
+def test_schema_with_too_many_combined_alternatives_is_rejected() -> None:
     properties = {f"a{n}": {"type": "string"} for n in range(100)}
     schema = {"properties": properties, "anyOf": [{"anyOf": [{"required": ["a1"]}] * 10}] * 10}
     with pytest.raises(InvalidRequest, match="too many alternatives"):

@@ -1,7 +1,7 @@
-"""WAV, MP3 and FLAC as samples of one channel, by miniaudio, as libmtmd does it (tools/mtmd/mtmd-helper.cpp,
-decode_audio_from_buf): so many samples as the file's own count makes at the wanted rate, silence where it has fewer.
+"""Decodes WAV, MP3 and FLAC to mono samples with miniaudio, like libmtmd (tools/mtmd/mtmd-helper.cpp,
+decode_audio_from_buf). The number of samples follows from the file's header; missing ones are silence.
 
-libmtmd's own decoder can't be had without a loaded projector. Not for the server's process: `decode` runs it elsewhere.
+libmtmd's own decoder needs a loaded projector. Only runs in a process of `decode`.
 """
 
 from typing import Any
@@ -18,11 +18,11 @@ _INFOS = {"WAV": _miniaudio.wav_get_info, "MP3": _miniaudio.mp3_get_info, "FLAC"
 
 
 def samples(data: bytes, form: str, rate: int, max_seconds: float) -> bytes:
-    """Little-endian 32-bit floats at that rate. Raises `Unreadable`."""
+    """Return little-endian 32-bit floats at that sample rate. Raises `Unreadable`."""
     try:
         info = _INFOS[form](data)
     except (_miniaudio.MiniaudioError, ZeroDivisionError):
-        raise Unreadable(f"it is no {form} that can be read") from None
+        raise Unreadable(f"it is not a valid {form}") from None
     if info.num_frames > max_seconds * info.sample_rate:
         raise Unreadable(f"it lasts {info.num_frames / info.sample_rate:.0f} s, at most {max_seconds:g} are possible")
     n_samples = resampled_length(rate, info.sample_rate, info.num_frames)
@@ -45,21 +45,21 @@ def resampled_length(rate_out: int, rate_in: int, n_in: int) -> int:
 def _read(data: bytes, rate: int, n_samples: int) -> bytes:
     config = _lib.ma_decoder_config_init(_miniaudio.SampleFormat.FLOAT32.value, 1, rate)
     decoder = _ffi.new("ma_decoder *")
-    held = _ffi.from_buffer(data)  # the decoder reads from it
-    if _lib.ma_decoder_init_memory(held, len(data), _ffi.addressof(config), decoder) != _lib.MA_SUCCESS:
+    source = _ffi.from_buffer(data)  # keep a reference: the decoder reads from it
+    if _lib.ma_decoder_init_memory(source, len(data), _ffi.addressof(config), decoder) != _lib.MA_SUCCESS:
         raise Unreadable("its audio can't be decoded")
     try:
-        read = bytearray(n_samples * _FLOAT_BYTES)
-        place, done = _ffi.from_buffer(read), 0
+        output = bytearray(n_samples * _FLOAT_BYTES)
+        start, n_done = _ffi.from_buffer(output), 0
         n_read = _ffi.new("ma_uint64 *")
-        while done < n_samples:
-            wanted = min(_STEP, n_samples - done)
-            result = _lib.ma_decoder_read_pcm_frames(decoder, place + done * _FLOAT_BYTES, wanted, n_read)
+        while n_done < n_samples:
+            n = min(_STEP, n_samples - n_done)
+            result = _lib.ma_decoder_read_pcm_frames(decoder, start + n_done * _FLOAT_BYTES, n, n_read)
             if result != _lib.MA_SUCCESS or not n_read[0]:
                 break
-            done += n_read[0]
+            n_done += n_read[0]
     finally:
         _lib.ma_decoder_uninit(decoder)
-    if not done:
+    if not n_done:
         raise Unreadable("its audio can't be decoded")
-    return bytes(read)
+    return bytes(output)
