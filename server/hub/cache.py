@@ -1,12 +1,12 @@
-"""The cache folder that Hugging Face's tools and llama.cpp share, in their layout::
+"""The cache folder that Hugging Face's tools and llama.cpp share::
 
     CACHE/
     └── models--owner--name/
-        ├── blobs/<oid>                         contents, by their sums
-        ├── refs/main                           the commit that was seen last
+        ├── blobs/<oid>                         contents by hash
+        ├── refs/main                           the last known commit
         └── snapshots/<commit>/model-Q8_0.gguf  -> ../../blobs/<oid>
 
-so that a model is there once, whichever tool downloaded it. Nothing here asks the network.
+All tools share a downloaded model. This module does not use the network.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ _FOLDERS = (
     ("XDG_CACHE_HOME", "huggingface/hub"),
     ("HOME", ".cache/huggingface/hub"),
 )
-"""Variable and folder below it, the strongest first (llama.cpp common/hf-cache.cpp, get_cache_directory)."""
+"""Environment variable and folder below it; the first that is set applies (llama.cpp common/hf-cache.cpp,
+get_cache_directory)."""
 _PREFIX = "models--"
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}")
 _OID = re.compile(r"[0-9a-fA-F]{40}|[0-9a-fA-F]{64}")
@@ -38,11 +39,11 @@ PARTIAL = ".incomplete"
 
 
 home = Path.home
-"""Tests have another."""
+"""Replaced in tests."""
 
 
 def cache_folder(env: Mapping[str, str]) -> Path:
-    """Return the cache's folder by the variables of llama.cpp and Hugging Face."""
+    """Return the cache folder according to the variables of llama.cpp and Hugging Face."""
     for variable, below in _FOLDERS:
         if base := env.get(variable):
             return Path(base).expanduser() / below
@@ -55,12 +56,12 @@ def is_commit(text: str) -> bool:
 
 
 def is_oid(text: str) -> bool:
-    """Return whether `text` is a hash that names a content: 40 digits, or 64."""
+    """Return whether `text` is a hash of a content: 40 or 64 digits."""
     return _OID.fullmatch(text) is not None
 
 
 def is_inside(path: str) -> bool:
-    """Return whether a hub's name of a file stays below the folder that it is put in, on any system."""
+    """Return whether a file name of a hub stays inside a folder on any system."""
     parts = PurePosixPath(path).parts
     bad = any(part in ("..", ".", "/") or part != part.strip() for part in parts)
     return bool(parts) and not bad and not re.search(r'[\\:*?"<>|\x00-\x1f]', path) and len(path) < 1024
@@ -77,17 +78,16 @@ class CachedModel:
 
 
 class Cache:
-    """One folder of that layout; made when something is first put into it."""
+    """A cache folder, which is created on the first write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    # ---- looking
+    # ---- reading
 
     def snapshot(self, repository: str) -> dict[str, Path]:
-        """Return a repository's files by name: those of the last commit, then models of older commits without a newer
-        version, which were pulled and not removed. All parts of a split model are from one commit, the newest complete
-        one.
+        """Return a repository's files by name: those of the last commit, then models of older commits that have no
+        newer version. All parts of a split model are from the newest commit with all of them.
         """
         return {name: path for files in self._by_model(repository).values() for name, path in files.items()}
 
@@ -106,7 +106,7 @@ class Cache:
                     parts = parts_of(name)
                     of_commit.setdefault((parts.prefix, parts.count) if parts else (name, 0), {})[name] = path
                 for key, files in of_commit.items():
-                    is_gguf = key[1] > 0  # a preset says what the models of its own commit are
+                    is_gguf = key[1] > 0  # a preset applies only to the models of its commit
                     if (is_gguf or root.name == last) and len(files) > len(found.get(key, ())):
                         found[key] = files
         return found
@@ -125,7 +125,7 @@ class Cache:
                     by_tag.setdefault(parts.tag, files)
             for tag, files in sorted(by_tag.items()):
                 first, *_ = files.values()
-                with contextlib.suppress(FileNotFoundError):  # it is being removed
+                with contextlib.suppress(FileNotFoundError):  # the model is being removed
                     stats = [path.stat() for path in files.values()]
                     size, modified = sum(each.st_size for each in stats), max(each.st_mtime for each in stats)
                     found.append(CachedModel(Reference(repository, tag), first, size, modified))
@@ -143,7 +143,7 @@ class Cache:
             if name.startswith(_PREFIX) and is_repository(repository):
                 yield repository
 
-    # ---- places
+    # ---- paths
 
     def _base(self, repository: str) -> Path:
         assert is_repository(repository), "references are parsed"
@@ -151,57 +151,55 @@ class Cache:
 
     def blob(self, repository: str, oid: str) -> Path:
         """Return the path of the blob with this hash."""
-        assert is_oid(oid), "sums are checked at the entry"
+        assert is_oid(oid), "hashes are checked in listings"
         return self._base(repository) / "blobs" / oid
 
     def lock(self, repository: str, oid: str) -> Path:
-        """Return the file that huggingface_hub locks while it downloads that content."""
+        """Return the file that huggingface_hub locks while it downloads this blob."""
         return self.folder / ".locks" / self._base(repository).name / f"{oid}.lock"
 
-    def place(self, repository: str, commit: str, name: str) -> Path:
-        """Return the path of a commit's file under its name."""
-        assert is_commit(commit), "commits are checked at the entry"
-        assert is_inside(name), "names are checked at the entry"
+    def snapshot_path(self, repository: str, commit: str, name: str) -> Path:
+        """Return the path of a file in the snapshot folder of a commit."""
+        assert is_commit(commit), "commits are checked in listings"
+        assert is_inside(name), "names are checked in listings"
         return self._base(repository) / "snapshots" / commit / name
 
-    # ---- changing
+    # ---- writing
 
     def link(self, repository: str, commit: str, file: HubFile) -> Path:
-        """Give a content its name in the commit. Returns its place."""
-        place, blob = self.place(repository, commit, file.path), self.blob(repository, file.oid)
-        if place.exists():
-            return place
-        place.parent.mkdir(parents=True, exist_ok=True)
-        link = _beside(place)
-        link.symlink_to(os.path.relpath(blob, place.parent))
-        os.replace(link, place)
-        return place
+        """Link a blob into the snapshot folder of its commit. Return the path."""
+        path, blob = self.snapshot_path(repository, commit, file.path), self.blob(repository, file.oid)
+        if path.exists():
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        link = _temporary(path)
+        link.symlink_to(os.path.relpath(blob, path.parent))
+        os.replace(link, path)
+        return path
 
-    def remember(self, repository: str, branch: str, commit: str) -> None:
-        """Make `commit` the one that counts from now on."""
+    def set_ref(self, repository: str, branch: str, commit: str) -> None:
+        """Record `commit` as the last one of a branch."""
         ref = self._base(repository) / "refs" / branch
         ref.parent.mkdir(parents=True, exist_ok=True)
-        draft = _beside(ref)
+        draft = _temporary(ref)
         draft.write_text(commit)
         os.replace(draft, ref)
 
-    def discard(self, repository: str) -> None:
-        """Delete unfinished downloads of a repository, and the repository if nothing else is there. Downloads in
-        progress stay.
-        """
+    def discard_partial(self, repository: str) -> None:
+        """Delete the data of interrupted downloads of a repository, and its folder if it contains nothing else."""
         base = self._base(repository)
         for partial in (base / "blobs").glob("*" + PARTIAL):
-            if not _is_held(self.lock(repository, partial.name.removesuffix(PARTIAL))):
+            if not _is_locked(self.lock(repository, partial.name.removesuffix(PARTIAL))):
                 partial.unlink(missing_ok=True)
         if base.is_dir() and not any(path.is_file() for path in (base / "blobs").glob("*")):
             shutil.rmtree(base, ignore_errors=True)
 
     def remove(self, reference: Reference) -> int:
-        """Delete a model's files, of every commit, or the whole repository where no quantization is named. Returns the
-        bytes freed.
+        """Delete a model's files of all commits; without a quantization, the whole repository. Return the bytes freed,
+        0 if there is no such model.
 
-        Contents that other names refer to stay, siblings until the last model is deleted, and unfinished ones where a
-        quantization is named. Raises OSError; 0 where there was nothing.
+        Blobs that other models use are kept, and siblings until the last model is deleted. With a quantization, data of
+        interrupted downloads are kept, too. Raises OSError.
         """
         base = self._base(reference.repository)
         if not base.is_dir():
@@ -209,17 +207,17 @@ class Cache:
         before = _bytes_below(base)
         if reference.tag:
             self._remove_tag(base, reference)
-        if not reference.tag or not (_holds_more_than_siblings(base) or any((base / "blobs").glob("*" + PARTIAL))):
+        if not reference.tag or not (_has_models(base) or any((base / "blobs").glob("*" + PARTIAL))):
             shutil.rmtree(base)
             return before
         return before - _bytes_below(base)
 
     def _remove_tag(self, base: Path, reference: Reference) -> None:
         tag = reference.tag.upper()
-        named = [path for path in (base / "snapshots").rglob("*") if path.is_file()]
-        doomed = [path for path in named if is_model(path.name) and (parts := parts_of(path.name)) and parts.tag == tag]
-        blobs = [path.resolve() for path in doomed if path.is_symlink()]
-        for path in doomed:
+        files = [path for path in (base / "snapshots").rglob("*") if path.is_file()]
+        tagged = [path for path in files if is_model(path.name) and (parts := parts_of(path.name)) and parts.tag == tag]
+        blobs = [path.resolve() for path in tagged if path.is_symlink()]
+        for path in tagged:
             path.unlink()
         used = {path.resolve() for path in (base / "snapshots").rglob("*") if path.is_symlink()}
         for blob in blobs:
@@ -227,13 +225,13 @@ class Cache:
                 blob.unlink(missing_ok=True)
 
 
-def _beside(path: Path) -> Path:
-    """Return a new name in the same folder, for a file that then replaces `path` at once."""
+def _temporary(path: Path) -> Path:
+    """Return a new path in the same folder, for a file that then replaces `path` atomically."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
-def _is_held(lock: Path) -> bool:
-    """Return whether a download is under way, of this process or another."""
+def _is_locked(lock: Path) -> bool:
+    """Return whether any process downloads this blob now."""
     with contextlib.suppress(FileNotFoundError), lock.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -254,7 +252,7 @@ def _last_commit(refs: Path) -> str:
 
 
 def _newest_first(snapshots: Path, last: str) -> list[Path]:
-    """Return the folders of a repository's commits: the `last` one, then by when their files got their names."""
+    """Return the folders of a repository's commits: the `last` one, then the others, latest link first."""
 
     def rank(root: Path) -> tuple[bool, float, str]:
         times = (path.lstat().st_mtime for path in root.rglob("*") if path.is_file())
@@ -263,11 +261,12 @@ def _newest_first(snapshots: Path, last: str) -> list[Path]:
     return sorted((root for root in snapshots.iterdir() if is_commit(root.name)), key=rank, reverse=True)
 
 
-def _holds_more_than_siblings(base: Path) -> bool:
-    named = (path for path in (base / "snapshots").rglob("*") if path.is_file())
-    return any(is_model(path.name) or parts_of(path.name) is None for path in named)
+def _has_models(base: Path) -> bool:
+    """Return whether a repository has models or presets, not only siblings."""
+    files = (path for path in (base / "snapshots").rglob("*") if path.is_file())
+    return any(is_model(path.name) or parts_of(path.name) is None for path in files)
 
 
 def _bytes_below(base: Path) -> int:
-    """Return the bytes of the files, without links."""
+    """Return the bytes of all files without links."""
     return sum(path.lstat().st_size for path in base.rglob("*") if path.is_file() and not path.is_symlink())

@@ -1,8 +1,8 @@
-"""The download process: asks a hub and downloads files with `huggingface_hub`. `Hub.call` starts it.
+"""The download process: sends requests to a hub and downloads files with `huggingface_hub`. `Hub.call` starts it.
 
 It reads one action with arguments as JSON from stdin and writes the result or the error to stdout. Data are written to
 ``<path>.incomplete``, which a later download resumes. A lock shared with huggingface_hub prevents two downloads of the
-same file. A file gets its name only if its SHA-256 is correct.
+same file. A file is renamed only if its SHA-256 is correct.
 """
 
 import errno
@@ -44,8 +44,8 @@ _CHALLENGE = re.compile(r'([a-z]+)="([^"]*)"')
 
 
 class Downloader:
-    """Requests to the hub at `endpoint`. ``token``: "" is the token of Hugging Face's tools, which is sent to their own
-    endpoint only.
+    """Sends requests to the hub at `endpoint`. `token`: "" = that of Hugging Face's tools, which is sent only to their
+    endpoint.
     """
 
     def __init__(self, endpoint: str, token: str, retry_wait_s: float) -> None:
@@ -78,7 +78,7 @@ class Downloader:
 
     def _listing(self, repository: str) -> dict[str, Any]:
         """Return branch, commit and files of ``main``, or of the first branch. A file is path, bytes, hash, and whether
-        Xet stores it.
+        it is stored in Xet.
         """
         api = HfApi(self._endpoint, token=self._token, library_name="llamapool", library_version=__version__)
         try:
@@ -103,7 +103,7 @@ class Downloader:
         return {"branch": branch.name, "commit": branch.target_commit, "files": files}
 
     def _metadata(self, url: str) -> dict[str, Any]:
-        """Return size in bytes (0: unknown) and strong ETag ("": none) of a URL, as far as it answers HEAD requests."""
+        """Return the size in bytes (0 = unknown) and the strong ETag ("" = none) of a URL by a HEAD request."""
         reply = get_session().head(url, headers=self._headers(url), follow_redirects=True)
         if reply.status_code != 200:
             return {"size": 0, "etag": ""}
@@ -114,32 +114,32 @@ class Downloader:
         }
 
     def _download(self, file: dict[str, Any], lock: str) -> None:
-        """Download a file unless it exists. Received data are kept for the next download, except if they are wrong or
-        the disk is full.
+        """Download a file unless it exists. After a failure, received data remain for the next download, unless they
+        are wrong or the disk is full.
         """
-        wanted = WantedFile(**{**file, "place": Path(file["place"]), "partial": Path(file["partial"])})
-        wanted.place.parent.mkdir(parents=True, exist_ok=True)
+        wanted = WantedFile(**{**file, "path": Path(file["path"]), "partial": Path(file["partial"])})
+        wanted.path.parent.mkdir(parents=True, exist_ok=True)
         Path(lock).parent.mkdir(parents=True, exist_ok=True)
         with WeakFileLock(lock):
-            if wanted.place.exists():
+            if wanted.path.exists():
                 return
-            for other in wanted.place.parent.glob(f"{glob.escape(wanted.place.name)}.*{PARTIAL}"):
-                if other != wanted.partial:  # received from this URL, perhaps of another content
+            for other in wanted.path.parent.glob(f"{glob.escape(wanted.path.name)}.*{PARTIAL}"):
+                if other != wanted.partial:  # data with another ETag
                     other.unlink()
-            check_space([wanted], wanted.place.parent)
+            check_space([wanted], wanted.path.parent)
             resumed = wanted.partial_bytes > 0
             self._receive(wanted)
-            if not _is_right(wanted) and resumed:  # the resumed data may belong to another file
+            if not _is_correct(wanted) and resumed:  # the resumed data may belong to another file
                 wanted.partial.unlink()
                 self._receive(wanted)
-            if not _is_right(wanted):
+            if not _is_correct(wanted):
                 wanted.partial.unlink()
                 raise DownloadFailed(
                     f"'{wanted.name}': the received file differs from the announced one "
                     f"({'its SHA-256 differs' if wanted.sha256 else 'it is no GGUF'}); it was deleted; try again; "
                     "if the error repeats, the hub's file is damaged"
                 )
-            os.replace(wanted.partial, wanted.place)
+            os.replace(wanted.partial, wanted.path)
 
     def _receive(self, wanted: WantedFile) -> None:
         if wanted.size and wanted.partial_bytes > wanted.size:
@@ -175,10 +175,10 @@ class Downloader:
             raise
 
     def _headers(self, url: str) -> dict[str, str]:
-        """Return the headers of a request; the token is sent to the hub only, never to redirect targets."""
-        own = urlsplit(url)[:2] == urlsplit(self._endpoint)[:2]
+        """Return the headers of a request. The token is sent only to the hub, never to redirect targets."""
+        is_hub = urlsplit(url)[:2] == urlsplit(self._endpoint)[:2]
         headers = build_hf_headers(
-            token=self._token if own else False, library_name="llamapool", library_version=__version__
+            token=self._token if is_hub else False, library_name="llamapool", library_version=__version__
         )
         token = headers.get("authorization", "")
         if not (token.isascii() and token.isprintable()):
@@ -232,8 +232,8 @@ def _token(image: Image, challenge: str) -> str:
     return token
 
 
-def _is_right(wanted: WantedFile) -> bool:
-    """Return whether the received data have the announced hash, or without one begin as a GGUF."""
+def _is_correct(wanted: WantedFile) -> bool:
+    """Return whether the received data have the expected hash; without one, whether they start like a GGUF."""
     with wanted.partial.open("rb") as file:
         if not wanted.sha256:
             return not wanted.name.endswith(SUFFIX) or file.read(len(_MAGIC)) == _MAGIC
@@ -241,7 +241,7 @@ def _is_right(wanted: WantedFile) -> bool:
 
 
 def _refusal(response: httpx2.Response, what: str) -> NotFound | DownloadFailed:
-    """Return the error for a reply that is not the content; `HubUnreachable` if a retry may succeed."""
+    """Return the error for an error reply; `HubUnreachable` if a retry may succeed."""
     code, status = response.headers.get("X-Error-Code", ""), response.status_code
     host = host_of(str(response.url))
     if status in _TRANSIENT:
@@ -262,7 +262,7 @@ def _reason(error: Exception) -> str:
 
 
 def host_of(url: str) -> str:
-    """Return host and port: the rest of a URL may hold a signature."""
+    """Return host and port, because the rest of a URL may contain a signature."""
     return urlsplit(url).netloc.rpartition("@")[2] or without_credentials(url)[:100]
 
 
@@ -276,7 +276,7 @@ def main() -> None:
     """Run one action. Parameters and result: `server.hub.hub.Hub.call`."""
     request = json.load(sys.stdin)
     threading.Thread(target=_exit_with_parent, args=(request["parent"],), daemon=True).start()
-    constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES  # an interrupted download loses at most that; 10 MB otherwise
+    constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES  # lost by an interrupted download; 10 MB by default
     try:
         downloader = Downloader(request["endpoint"], request["token"], request["retry_wait_s"])
         answer = {"result": downloader.run(request["action"], request["what"], request["arguments"])}

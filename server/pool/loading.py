@@ -1,4 +1,4 @@
-"""A load of a model, which can be cancelled: see `Load`."""
+"""A load of a model, which can be cancelled. See `Load`."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ TemplateFactory = Callable[[ModelInfo, ModelSpec], ChatTemplate]
 
 
 def chat_template(info: ModelInfo, spec: ModelSpec, renderer: Renderer | None = None) -> ChatTemplate:
-    """Return the configured template, otherwise the model's, or without Jinja the built-in equivalent. Raises
+    """Return the configured template, otherwise the model's; without Jinja, llama.cpp's built-in equivalent. Raises
     `LlamapoolError` if there is none or it does not compile.
     """
     own = spec.chat.template is None and spec.chat.jinja
@@ -79,32 +79,32 @@ class Factories:
 
 @dataclass(slots=True)
 class Load:
-    """One load of one model. `fit` and `run` are called in a thread, `cancel` anywhere."""
+    """One load of one model. `fit` and `run` are called in a thread, `cancel` in any thread."""
 
     spec: ModelSpec
     loader: Loader
     factories: Factories
-    report: Callable[[float], None]  # called in the thread, with 0..1, at most every 0.2 s, except 0 and 1
-    quiet: Callable[[], bool]  # whether no model has anything to do
-    granted: Mapping[str, int] = field(default_factory=dict)  # bytes by device that it may take at most
-    before: Fit | None = None  # what fitted when it was loaded before
-    stamps: Stamps = field(default_factory=list)  # of its files then; set by `fit`
+    report: Callable[[float], None]  # called in the thread with 0..1, at most every `PROGRESS_INTERVAL_S` besides 1
+    quiet: Callable[[], bool]  # whether no model has work
+    granted: Mapping[str, int] = field(default_factory=dict)  # limits in bytes by device
+    before: Fit | None = None  # of the last load
+    stamps: Stamps = field(default_factory=list)  # of the files at the last load; updated by `fit`
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _reported_at: float = -inf
 
     @property
     def cancelled(self) -> bool:
-        """Whether its result is no longer wanted."""
+        """Whether the load was cancelled."""
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """Ask the loader to stop at its next progress call; a worker process is killed."""
+        """Stop the loader at its next progress call, or kill the worker process."""
         self._cancelled.set()
         if isinstance(self.loader, WorkerProcess):
             self.loader.abandon()
 
     def fit(self) -> Fit:
-        """Choose what fits, for `run`; blocks. Raises `ModelFailed`."""
+        """Choose parameters that fit the memory, for `run`; blocks. Raises `ModelFailed`."""
         stamps_before, self.stamps = self.stamps, self.spec.stamps()
         fit = self.before if self.stamps == stamps_before else None
         if fit is None or not self._fits_again(fit):
@@ -115,17 +115,17 @@ class Load:
         return fit
 
     def _fits_again(self, before: Fit) -> bool:
-        """Return whether the previous choice had everything and there is ample room again; then nothing is measured."""
-        memory, kept = self.loader.memory(), max(self.spec.native.fit_target) << 20
-        had_others = before.spec.native.lora != self.spec.native.lora  # LoRA adapters
-        return not (before.notes or had_others) and all(
-            n <= self.granted.get(device, n) and (device not in memory or n <= memory[device].free - kept)
+        """Return whether the parameters of the last load were not reduced and still fit. Then none are chosen again."""
+        memory, reserve = self.loader.memory(), max(self.spec.native.fit_target) << 20
+        had_other_adapters = before.spec.native.lora != self.spec.native.lora
+        return not (before.notes or had_other_adapters) and all(
+            n <= self.granted.get(device, n) and (device not in memory or n <= memory[device].free - reserve)
             for device, n in totals(before.footprint).items()
         )
 
     def run(self, fit: Fit) -> LoadedModel:
-        """Load weights, ``instances`` contexts and the chat template, for `loaded`. Raises what the native side
-        raised, after freeing what was created.
+        """Load the weights, ``instances`` contexts and the chat template, for `loaded`. After an error, free what was
+        created.
         """
         weights = self.loader.load(fit.spec, self._progress)
         with contextlib.ExitStack() as undo:
@@ -147,7 +147,7 @@ class Load:
         return model
 
     def _model(self, fit: Fit, weights: Weights) -> LoadedModel:
-        """Return the model, whose configured grammar compiles."""
+        """Return the model without contexts. Raises `ModelFailed` if its configured grammar does not compile."""
         template = self.factories.template(weights.info, self.spec)
         model = LoadedModel(
             *(self.spec, weights.info, weights.vocab, None, None, template, weights, fit),
@@ -174,7 +174,7 @@ class Load:
         return not self.cancelled
 
     async def loaded(self, fit: Fit, in_thread: InThread) -> LoadedModel:
-        """Run it in a thread, and put engines over the contexts. Free the model when that fails or was cancelled."""
+        """Call `run` in a thread, and create engines for the contexts. Free the model after an error or `cancel`."""
         model: LoadedModel = await in_thread(partial(self.run, fit))
         spec, weights, loop = self.spec, model.weights, asyncio.get_running_loop()
         try:
@@ -194,7 +194,7 @@ class Load:
             if model.embedders:
                 model.embedding = self.factories.embedder(model.embedders, spec.engine, loop)
                 model.embedders = []
-            self.check_wanted()  # again: the states on disk were awaited
+            self.check_wanted()  # it may have been cancelled while the disk cache was read
         except BaseException:
             await model.close()
             await in_thread(model.free)

@@ -8,18 +8,18 @@ from operator import add
 from server.pool.spec import ALL_THAT_FIT, ModelSpec
 
 HOST = "CPU"
-"""The name of the machine's own memory among devices, as the library calls it."""
+"""The library's name of the machine's own memory among devices."""
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes on one device."""
+    """Bytes of a model on one device."""
 
     weights: int = 0
     context: int = 0  # keys and values, recurrent states
     compute: int = 0
-    shared: int = 0  # of `weights`: those that entries with the same file and placement load once
+    shared: int = 0  # part of `weights` that models with the same file and placement load once
 
     @property
     def total(self) -> int:
@@ -30,12 +30,12 @@ class Bytes:
 
 
 Footprint = Mapping[str, Bytes]
-"""By device; one that is not named holds nothing."""
+"""Bytes by device, without devices that hold nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A device's memory in bytes; devices without known memory are absent from mappings."""
+    """A device's memory in bytes. Mappings do not contain devices whose memory is unknown."""
 
     total: int
     free: int
@@ -43,8 +43,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How to load a model: ``spec`` with everything chosen, what it takes, and why. ``footprint`` is empty if unknown
-    in advance.
+    """How to load a model: ``spec`` without automatic parameters, the memory that it takes (empty if unknown before
+    the load), and reasons for reduced parameters.
     """
 
     spec: ModelSpec
@@ -53,11 +53,11 @@ class Fit:
 
 
 def held(measured: Footprint, fit: Fit) -> Footprint:
-    """Return what a loaded model holds, by what was `measured` of it and before.
+    """Return the memory of a loaded model, from what was `measured` after the load (empty if unknown) and in `fit`.
 
-    A mapped file counts in the library from the first tensor on the CPU to the last, whatever lies between: what
-    is on a device, and what was repacked into a buffer of its own (src/llama-model.cpp, get_mapping_range). Those pages
-    are the page cache's, so no more weights count than were measured before. `measured` is empty where nothing can be.
+    The library counts a mapped file from the first to the last tensor on the CPU (src/llama-model.cpp,
+    get_mapping_range). That includes tensors on a device and repacked ones, whose pages are only in the page cache. So
+    no more weights count than before the load.
     """
     before = fit.footprint.get(HOST)
     now = measured.get(HOST)
@@ -81,12 +81,12 @@ def totals(footprint: Footprint) -> dict[str, int]:
 
 
 def without(taken: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
-    """Return the bytes by device that are left of `taken`."""
+    """Return `taken` minus `other` by device, at least 0."""
     return {device: max(n - other.get(device, 0), 0) for device, n in taken.items()}
 
 
 def readable(n_bytes: int) -> str:
-    """``11.9 GiB``."""
+    """Return a size like ``11.9 GiB``."""
     for size, unit in _UNITS:
         if abs(n_bytes) >= size:
             return f"{n_bytes / size:.1f} {unit}"
@@ -94,8 +94,8 @@ def readable(n_bytes: int) -> str:
 
 
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+(?!\s*$))?)\s*(?P<unit>%|[KMGT]i?B?|B)?", re.IGNORECASE)
-_AMOUNT_UNITS = {"": 20, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # a whole number alone is MiB
-_MOST_SPARED = 1 << 30
+_AMOUNT_UNITS = {"": 20, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40}  # an integer without a unit is MiB
+_MAX_RESERVE = 1 << 30
 _MIB = 1 << 20
 _CACHES_MIB = 8192
 
@@ -113,8 +113,8 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """``anywhere`` applies to devices that are not listed; None: what is free when the pool starts, minus a reserve.
-    ``caches``: MiB for the RAM caches of all models; -1 = no own limit, -2 = automatic.
+    """``anywhere`` applies to devices that are not listed; None: the memory that is free at startup, minus a reserve.
+    ``caches``: MiB for the RAM caches of all models; -1 = no separate limit, -2 = automatic.
     """
 
     anywhere: Amount | None = None
@@ -122,10 +122,10 @@ class Budget:
     caches: int = -2
 
     def limits(self, memory: Mapping[str, Memory]) -> dict[str, int]:
-        """Return the bytes by device while no model is loaded. Devices that do not report their memory are unlimited
-        unless given an absolute amount.
+        """Return the limits in bytes by device, from the `memory` while no model is loaded. Devices that do not report
+        their memory are unlimited without an absolute amount.
         """
-        found = {name: now.free - min(_MOST_SPARED, now.free // 4) for name, now in memory.items()}
+        found = {name: now.free - min(_MAX_RESERVE, now.free // 4) for name, now in memory.items()}
         if self.anywhere is not None:
             found = {name: self.anywhere.of(now) for name, now in memory.items()}
         known = {name.lower(): name for name in memory}
@@ -136,7 +136,7 @@ class Budget:
         return found
 
     def for_caches(self, limits: Mapping[str, int], taken: Mapping[str, int]) -> int:
-        """Return the bytes of RAM for caches: what models leave, up to an own limit; -1 = unlimited."""
+        """Return the bytes of RAM for caches: what models leave free, up to ``caches``; -1 = unlimited."""
         if HOST not in limits:
             return -1 if self.caches < 0 else self.caches * _MIB
         left = max(limits[HOST] - taken.get(HOST, 0), 0)
@@ -145,7 +145,7 @@ class Budget:
 
 
 def read_budget(text: str) -> Budget:
-    """``80%``, ``12GiB``, ``CPU=12GiB,CUDA0=80%``; empty: automatic. Raises ValueError."""
+    """Parse ``80%``, ``12GiB`` or ``CPU=12GiB,CUDA0=80%``; empty = automatic. Raises ValueError."""
     anywhere, devices = None, dict[str, Amount]()
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, amount = part.rpartition("=")
@@ -171,9 +171,9 @@ def _amount(text: str) -> Amount:
 
 
 def needed(spec: ModelSpec, least: Footprint, limits: Mapping[str, int]) -> dict[str, int]:
-    """Return the bytes by device that `spec` needs to be loaded, from its minimum `least`. What a device could never
-    hold counts for the CPU if layers may stay there. A model without fit is loaded in any case and takes at most
-    everything.
+    """Return the bytes by device that a load of `spec` needs, from its minimum `least`. Bytes above the limit of a
+    device count for the CPU if layers may stay there. A model without ``fit`` needs at most the limits, as it is loaded
+    in any case.
     """
     need = totals(least)
     if not spec.native.fit:

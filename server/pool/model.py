@@ -1,4 +1,4 @@
-"""A loaded model, and a request's hold on it."""
+"""A loaded model, and the leases of requests on it."""
 
 import asyncio
 import contextlib
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from server.engine.embedding import EmbeddingEngine
     from server.pool.block_events import ReportingEngine
     from server.pool.worker.proxies import IsolatedEmbedder, IsolatedEngine
-    from server.structured.grammar.compiler import GrammarCompiler  # llguidance takes its time to import
+    from server.structured.grammar.compiler import GrammarCompiler  # imports llguidance, which is slow
 
 Generator: TypeAlias = "ReportingEngine | IsolatedEngine"
 """A generating engine, in this process or in a worker."""
 Embedder: TypeAlias = "EmbeddingEngine | IsolatedEmbedder"
-"""An engine that embeds, in this process or in a worker."""
+"""An embedding engine, in this process or in a worker."""
 
 log = logging.getLogger(__name__)
-_IDLE_S = 0.1
+_IDLE_S = 0.1  # between calls of `quiet` in `LoadedModel.prepare_grammar`
 
 GrammarFactory = Callable[[Vocab], "GrammarCompiler"]
 
@@ -64,10 +64,10 @@ def cannot_rerank(model: str) -> NotSupported:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """Weights with their engines, template and grammar compiler. Made and freed by the pool.
+    """Weights with their engines, template and grammar compiler. The pool creates and frees it.
 
-    It has an engine that generates, one that embeds, or both. ``runners`` and ``embedders`` are contexts that have no
-    engine yet.
+    It has an engine that generates, an embedding engine, or both. ``runners`` and ``embedders`` are contexts without
+    an engine.
     """
 
     spec: ModelSpec
@@ -130,7 +130,7 @@ class LoadedModel:
 
     @property
     def serves(self) -> bool:
-        """Whether every engine has an instance left that can."""
+        """Whether every engine has an instance that still steps."""
         return all(engine.serves for engine in self.engines)
 
     @property
@@ -156,7 +156,7 @@ class LoadedModel:
         await asyncio.gather(*(engine.close(drain_s) for engine in self.engines))
 
     def free(self) -> None:
-        """Free the weights, after `close`, and contexts without an engine before them; blocking."""
+        """Free contexts without an engine, and then the weights. Call it after `close`; blocks."""
         self._closing.set()
         if self._preparing is not None:
             self._preparing.join()  # it reads the vocabulary
@@ -177,12 +177,12 @@ class LoadedModel:
         return self._grammar
 
     def prepare_grammar(self, quiet: Callable[[], bool]) -> None:
-        """Build the compiler of constraints in a thread as soon as no request runs, not at the first constraint.
+        """Create the grammar compiler in a thread when `quiet` returns True, instead of at the first constraint.
 
-        llguidance keeps the interpreter's lock for up to half a second. At the start that is while the native library
-        creates contexts. `quiet` is called every `_IDLE_S` seconds: a busy server has such moments between requests,
-        where a longer pause would not occur. The thread also ends when the interpreter does, which waits for it: a
-        server that is forced to exit closes no model.
+        llguidance holds the GIL for up to half a second. At startup, the native library creates contexts meanwhile.
+        `quiet` is called every `_IDLE_S` seconds, as a busy server has only short pauses between requests. The thread
+        also ends after the main thread: the interpreter waits for it, and a server that is forced to exit closes no
+        model.
         """
 
         def prepare() -> None:
@@ -190,9 +190,10 @@ class LoadedModel:
                 if quiet():
                     try:
                         self.grammar.prepare()
-                    except Exception:  # only constrained requests need it, and get the error
+                    except Exception:  # constrained requests get the error; others do not need the compiler
                         log.warning(
-                            "model '%s': no grammar can be compiled for its vocabulary; what needs one is refused",
+                            "model '%s': no grammar can be compiled for its vocabulary; "
+                            "constrained requests are refused",
                             self.spec.id,
                             exc_info=True,
                         )
@@ -204,17 +205,17 @@ class LoadedModel:
 
 
 class Lease(contextlib.AbstractContextManager["Lease"]):
-    """While it is held, the model's weights and vocabulary are not freed.
+    """Prevents the model's weights and vocabulary from being freed until it is released.
 
-    To be released exactly by the request that took it, on the event loop; one lease per request (a second
-    ``acquire`` under a lease may wait for ever when ``models_max`` is reached).
+    The request that acquired it releases it, on the event loop. A request has one lease: a second ``acquire`` may wait
+    for ever when ``models_max`` is reached.
     """
 
     def __init__(self, model: LoadedModel, on_release: Callable[["Lease"], None]) -> None:
         self.model = model
         self.keep_alive_s: float | None = None
-        """Seconds without work after which the model is unloaded, from this request on; negative = never, None =
-        unchanged. Applies until the model is freed.
+        """Idle seconds after which the model is put to sleep; negative = never, None = unchanged. Applies until the
+        model is freed.
         """
         self._on_release: Callable[[Lease], None] | None = on_release
 
@@ -223,7 +224,7 @@ class Lease(contextlib.AbstractContextManager["Lease"]):
         return self._on_release is None
 
     def release(self) -> None:
-        """Give the model back; later calls do nothing."""
+        """Release the lease; a second call does nothing."""
         on_release, self._on_release = self._on_release, None
         if on_release is not None:
             on_release(self)

@@ -1,4 +1,4 @@
-"""Maps a request's model name to a model."""
+"""The model that the name in a request selects."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,18 +6,18 @@ from server.errors import ModelNotFound
 from server.pool.spec import ModelSpec, Task
 
 LATEST = ":latest"
-"""Ollama's tag for a name without one: its clients add it and leave it out as they like."""
+"""Ollama's default tag, which its clients may add or omit."""
 
 
 class Names:
-    """Ids and aliases of the configured models, which are different. `is_part`: other models exist, so an unknown name
-    does not mean the only one. While a download runs, its name means the download.
+    """Finds models by id or alias, which are unique. `is_part`: other models exist, so an unknown name does not select
+    the only one. During a download, management endpoints find the download by its name.
     """
 
     def __init__(self, specs: Sequence[ModelSpec], *, is_part: bool = False) -> None:
         self._is_part = is_part
-        self._asked = {spec.id: spec for spec in specs if spec.remote is not None and spec.remote.asked}
-        others = [spec for spec in specs if spec.id not in self._asked]
+        self._downloads = {spec.id: spec for spec in specs if spec.remote is not None and spec.remote.requested}
+        others = [spec for spec in specs if spec.id not in self._downloads]
         self._by_name = {name: spec for spec in others for name in (spec.id, *spec.aliases)}
         self._specs = list(specs)
 
@@ -29,16 +29,16 @@ class Names:
         return found
 
     def find(self, name: str) -> ModelSpec | None:
-        """Return the `exact` model, None for an unknown name."""
-        return _first(name, self._asked, self._by_name)
+        """Return the model that `exact` returns, or None."""
+        return _first(name, self._downloads, self._by_name)
 
     def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
-        """Return the model of a request: the one with that id or alias.
+        """Return the model with that id or alias, for a request.
 
-        A request without a name gets the first model that is configured for `task`, or the first of all. A single such
-        model answers to every name, as llama-server does. Raises `ModelNotFound` for an unknown name among several.
+        Without a name, it is the first model that is configured for `task`, or the first of all. A single model for
+        `task` serves every name, as llama-server does. Raises `ModelNotFound` for an unknown name among several models.
         """
-        if name and (found := _first(name, self._by_name, self._asked)) is not None:
+        if name and (found := _first(name, self._by_name, self._downloads)) is not None:
             return found
         able = [spec for spec in self._specs if spec.configured_for(task)] or self._specs
         if able and (not name or (len(able) == 1 and not self._is_part)):
@@ -47,6 +47,6 @@ class Names:
 
 
 def _first(name: str, *tables: Mapping[str, ModelSpec]) -> ModelSpec | None:
-    repository, colon, quantization = name.partition(":")  # which is in capitals in the names of the hub's cache
+    repository, colon, quantization = name.partition(":")  # cached models have quantizations in upper case
     names = (name, name.removesuffix(LATEST), name + LATEST, repository + colon + quantization.upper())
     return next((table[each] for each in names for table in tables if each in table), None)

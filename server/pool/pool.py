@@ -36,9 +36,9 @@ from server.pool.worker.loaders import Loaders
 
 log = logging.getLogger(__name__)
 
-LEAST_THREADS = 8  # models may be added later
-LONGEST_WAIT_S = 5.0
-"""A request waits for a restart if it is at most this far away; otherwise it gets an error."""
+MIN_THREADS = 8  # models may be added later
+MAX_RESTART_WAIT_S = 5.0
+"""A request waits for a restart that is due within this time; otherwise it gets an error."""
 
 
 class _Replaced(Exception):
@@ -46,9 +46,9 @@ class _Replaced(Exception):
 
 
 class Pool:
-    """Loads models on demand, shares loads, unloads idle models for others, and lets unused ones sleep. All methods run
-    on the event loop's thread. ``policy`` decides, ``scheduler`` keeps the queue and the leases, loads and
-    frees, ``admission`` counts memory.
+    """Loads models on demand, shares loads, unloads idle models for others, and puts unused ones to sleep. All methods
+    run on the event loop's thread. ``policy`` decides, ``scheduler`` has the queue and the leases and carries out loads
+    and frees, ``admission`` counts memory.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Pool:
         downloads: bool = True,
     ) -> None:
         """`threads` runs blocking work (loads, frees) and is shut down by the pool. `in_process` creates the loader in
-        a worker process. `fetcher` downloads missing files. `reread` returns the configured models, checked; it blocks
-        and raises ConfigError. Without `downloads` only the files of configured models are downloaded.
+        a worker process. `fetcher` downloads missing files. `reread` reads and checks the configured models; it blocks
+        and raises ConfigError. Without `downloads`, only the files of configured models are downloaded.
         """
         self.limits = limits or PoolLimits()
         self._may_use: Callable[[Iterable[str]], bool] | None = None  # by id and aliases; None: all
@@ -75,7 +75,7 @@ class Pool:
         self._clock = clock
         self._all_entries = {spec.id: Entry(spec, clock()) for spec in specs}
         self._fan_out = FanOut()
-        self._threads = threads or ThreadPoolExecutor(max(LEAST_THREADS, len(specs)), thread_name_prefix="pool")
+        self._threads = threads or ThreadPoolExecutor(max(MIN_THREADS, len(specs)), thread_name_prefix="pool")
         self._fetcher = fetcher
         self._may_download = downloads
         self._reread = reread
@@ -85,10 +85,10 @@ class Pool:
             *(self._all_entries, self.limits, self._loaders, self._factories, self._fan_out, self._threads),
             *(clock, fetcher),
         )
-        self.reloading = asyncio.Lock()  # a configuration is read and applied: no older one replaces a newer
-        self._keeper: asyncio.Task[None] | None = None
+        self.reloading = asyncio.Lock()  # held from reading to applying a configuration, so that no older one wins
+        self._timer: asyncio.Task[None] | None = None
 
-    # ---- looking
+    # ---- queries
 
     @property
     def _entries(self) -> Mapping[str, Entry]:
@@ -101,21 +101,21 @@ class Pool:
     def _names(self) -> Names:
         if self._may_use is None:
             return self._all_names
-        seen = self._entries
-        return Names([entry.spec for entry in seen.values()], is_part=len(seen) < len(self._all_entries))
+        visible = self._entries
+        return Names([entry.spec for entry in visible.values()], is_part=len(visible) < len(self._all_entries))
 
     def resolve(self, name: str | None, task: Task = "generate") -> ModelSpec:
-        """Return the model that a request means; see `Names.resolve`. The name of a LoRA adapter that was loaded at
-        runtime means its model.
+        """Return the model of a request; see `Names.resolve`. The name of a LoRA adapter that was loaded at runtime
+        selects its model.
         """
-        adapted = self._adapted(name)
-        return self._names.resolve(name, task) if adapted is None else adapted.spec
+        entry = self._entry_of_adapter(name)
+        return self._names.resolve(name, task) if entry is None else entry.spec
 
     def names_adapter(self, name: str | None) -> bool:
         """Return whether this is the name of a LoRA adapter that was loaded at runtime, and of no model."""
-        return self._adapted(name) is not None
+        return self._entry_of_adapter(name) is not None
 
-    def _adapted(self, name: str | None) -> Entry | None:
+    def _entry_of_adapter(self, name: str | None) -> Entry | None:
         if not name or self.knows(name):
             return None
         entries = self._entries.values()
@@ -126,7 +126,7 @@ class Pool:
         return self._names.find(name) is not None
 
     def serves(self, name: str | None, task: Task = "generate") -> bool:
-        """Return whether a request for it would not wait now. Raises `ModelNotFound`."""
+        """Return whether a request for the model would be served without a wait. Raises `ModelNotFound`."""
         return self._entries[self.resolve(name, task).id].serving
 
     def states(self) -> list[ModelState]:
@@ -140,7 +140,7 @@ class Pool:
     def _state(self, entry: Entry) -> ModelState:
         mmproj = entry.spec.mmproj
         if entry.media is None and entry.facts is None and mmproj is not None and mmproj.is_file():
-            entry.media = self._loaders.local.media_kinds(entry.spec)  # a few kB are read, once
+            entry.media = self._loaders.local.media_kinds(entry.spec)  # reads a few kB, once
         return entry.state(queued=entry.id in self._scheduler.queue, now=self._clock())
 
     async def describe(self, name: str | None) -> ModelState:
@@ -154,21 +154,24 @@ class Pool:
         if entry.facts is None and entry.described is None:
             try:
                 entry.described = await self._scheduler.in_thread(read)
-            except LlamapoolError as error:  # also about its template
-                raise ModelFailed(entry.id, entry.spec.by_name(getattr(error, "reason", error.message))) from error
+            except LlamapoolError as error:  # of the file or of its template
+                raise ModelFailed(
+                    entry.id, entry.spec.without_folders(getattr(error, "reason", error.message))
+                ) from error
         state = self._state(entry)
         return replace(state, facts=state.facts or entry.described)
 
     def check_progress(self, limit_s: float) -> None:
-        """Give up engines whose step takes more than `limit_s` seconds. Call it periodically. It also ends
-        processes whose load gets no further."""
+        """Give up engines whose step takes more than `limit_s` seconds, and end processes whose load does not advance.
+        Call it periodically.
+        """
         self._loaders.check_progress(limit_s)
         for engine in self._engines():
             engine.check_progress(limit_s)
 
     @property
     def hangs(self) -> bool:
-        """Whether a step of a loaded model does not end: nothing but the end of the process stops it."""
+        """Whether a step of a loaded model hangs. Only the end of the process stops such a step."""
         return any(engine.hangs for engine in self._engines())
 
     def _engines(self) -> "Iterator[Generator | Embedder]":
@@ -177,24 +180,24 @@ class Pool:
 
     @property
     def starting(self) -> bool:
-        """Whether a load of the start has not ended yet."""
+        """Whether a model is still being loaded at startup."""
         return any(entry.starting for entry in self._entries.values())
 
     @property
     def budget(self) -> Mapping[str, int]:
-        """Bytes by device that models may take together; empty while none was measured."""
+        """Bytes by device that all models may take together; empty until one was measured."""
         return self._scheduler.memory.budget
 
     async def memory(self) -> Mapping[str, Memory]:
         return await self._loaders.memory(list(self._entries.values()))
 
     def subscribe(self) -> Subscription:
-        """Return the events from now on of the models that this key may use, as an async iterator; close it, or use it
-        in a ``with``.
+        """Return an async iterator over later events of the models that this key may use. Close it, or use it in a
+        ``with``.
         """
-        return self._fan_out.subscribe(self._hears)
+        return self._fan_out.subscribe(self._may_see)
 
-    def _hears(self, model: str) -> bool:
+    def _may_see(self, model: str) -> bool:
         if self._may_use is None or model == EVERY_MODEL:
             return True
         entry = self._all_entries.get(model)  # None: a download that has just ended
@@ -204,19 +207,19 @@ class Pool:
         """Return the pool restricted to the models that a key may use, by their ids and aliases. It cannot change the
         list of models.
         """
-        seen = copy(self)
-        seen._may_use = may_use
-        return seen
+        restricted = copy(self)
+        restricted._may_use = may_use
+        return restricted
 
-    def _check_whole(self) -> None:
+    def _check_unrestricted(self) -> None:
         if self._may_use is not None:
-            raise PermissionDenied("this API key is for some models: it may not change which ones there are")
+            raise PermissionDenied("this API key is restricted to some models, so it may not add or remove models")
 
-    # ---- using
+    # ---- leases
 
     async def acquire(self, name: str | None, *, autoload: bool | None = None, task: Task = "generate") -> Lease:
-        """Return a lease on the model after loading or waking it in turn. Callers share a load; a cancelled caller
-        stops it for nobody else.
+        """Return a lease, after loading or waking the model when it is its turn. Callers share a load, which continues
+        when one of them is cancelled.
 
         `autoload` overrides the option for this call. Raises `ModelNotFound`; `InvalidRequest` (not loaded, without
         `autoload`); `ModelFailed` with the reason; `ModelLoading` while the only model loads at startup;
@@ -231,7 +234,7 @@ class Pool:
                 lease = self._scheduler.lease(entry)
             else:
                 with contextlib.suppress(_Replaced):
-                    lease = await self._awaited(entry, autoload)
+                    lease = await self._wait_for_lease(entry, autoload)
         if self.limits.linger_s and len(self._entries) > 1:
             try:
                 await asyncio.sleep(self.limits.linger_s)
@@ -240,7 +243,7 @@ class Pool:
                 raise
         return lease
 
-    async def _awaited(self, entry: Entry, autoload: bool | None) -> Lease:
+    async def _wait_for_lease(self, entry: Entry, autoload: bool | None) -> Lease:
         if entry.n_replacing:
             try:
                 async with asyncio.timeout(self.limits.wait_s or None):
@@ -252,7 +255,7 @@ class Pool:
             raise ModelLoading()
         if entry.transient:
             raise Unavailable(f"model '{entry.id}' is being downloaded")
-        if (pause_s := self._scheduler.queue.get(entry.id, -inf) - self._clock()) > LONGEST_WAIT_S:
+        if (pause_s := self._scheduler.queue.get(entry.id, -inf) - self._clock()) > MAX_RESTART_WAIT_S:
             raise ModelRestarting(entry.id, entry.failure, ceil(pause_s))
         may_load = self.limits.autoload if autoload is None else autoload
         if entry.id not in self._scheduler.queue:
@@ -269,7 +272,7 @@ class Pool:
             raise InvalidRequest(f"model is not loaded: '{entry.id}'", "model")
 
     async def load(self, name: str) -> None:
-        """Load or wake a model by id or alias, queued if ``models_max`` is reached. Returns at once, as ``POST
+        """Load or wake a model by id or alias, queued if ``models_max`` is reached. Returns immediately, as ``POST
         /models/load`` does.
 
         Raises `ModelNotFound`, `InvalidRequest` if it is loaded or loading, `Unavailable` while it is reconfigured, and
@@ -281,13 +284,13 @@ class Pool:
         if entry.n_replacing:
             raise Unavailable(f"model '{entry.id}' is being unloaded and configured again; load it after that")
         if entry.status is Status.FAILED and entry.failure == NO_ROOM and entry.without_request:
-            self._scheduler.queue.pop(entry.id, None)  # it is asked for now, so others are unloaded for it
+            self._scheduler.queue.pop(entry.id, None)  # from now on, other models are unloaded for it
             self._scheduler.forget(entry)
-            entry.asked = False
+            entry.requested = False
         loading = entry.status is Status.LOADING and not entry.leaving
-        if entry.status is Status.READY or loading or entry.asked or entry.transient:
+        if entry.status is Status.READY or loading or entry.requested or entry.transient:
             raise InvalidRequest("model is already running", "model")
-        entry.asked = True
+        entry.requested = True
         self._scheduler.enqueue(entry)
 
     def adapters_changed(self) -> None:
@@ -297,12 +300,12 @@ class Pool:
     def pin(self, name: str, *, pinned: bool) -> None:
         """Pin or unpin a model until the server ends, overriding the settings. Raises `ModelNotFound`."""
         self._entries[self._names.exact(name).id].pin = pinned
-        self._scheduler.advance()  # somebody may have waited for its place
+        self._scheduler.advance()  # an unpinned model may be unloaded for a queued one
 
     async def unload(self, name: str, *, wait: bool = False) -> None:
         """Free a model by id or alias: no new leases, ``stop_timeout_s`` for existing ones, then their requests end.
 
-        A queued or running load is cancelled, and its waiters get `Unavailable`. Returns at once, as ``POST
+        A queued or running load is cancelled, and its waiters get `Unavailable`. Returns immediately, as ``POST
         /models/unload`` does, unless `wait`. Raises `ModelNotFound`, and `InvalidRequest` if there is nothing to
         unload.
         """
@@ -312,9 +315,9 @@ class Pool:
             raise InvalidRequest("model is not running", "model")
         if queued:
             entry.starting = False
-        if entry.status is Status.FAILED:  # it was to be loaded again
+        if entry.status is Status.FAILED:  # its restart was queued
             self._scheduler.forget(entry)
-        if not entry.n_replacing:  # otherwise its requests wait for what replaces it
+        if not entry.n_replacing:  # otherwise its requests wait for the entry that replaces it
             entry.refuse(lambda: Unavailable(f"model '{entry.id}' was unloaded while this request waited for it"))
         self._begin_unload(entry, self.limits.stop_timeout_s)
         self._scheduler.advance()
@@ -336,25 +339,26 @@ class Pool:
         elif entry.status is Status.SLEEPING:
             self._scheduler.forget(entry)
 
-    # ---- which models there are
+    # ---- the list of models
 
     async def download(self, name: str) -> None:
-        """Download a model from the hub, as ``POST /models``; returns when it has started.
+        """Start to download a model from the hub, as ``POST /models`` does.
 
-        A repository's name alone, or with `LATEST`, means what the hub would choose, in its newest form. Raises
-        `InvalidRequest` for an invalid or known name, `NotSupported`, and what `Fetcher.check` raises.
+        A repository without a quantization, or with `LATEST`, means the newest version of the default quantization.
+        Raises `InvalidRequest` for an invalid or known name, `NotSupported`, and the errors of `Fetcher.check`.
         """
-        self._check_whole()
+        self._check_unrestricted()
         name = name.removesuffix(LATEST)
         if not self._may_download:
             raise NotSupported("This server does not serve the models of its cache. Start it with `--models-cache`")
         self._check_new(name)
         await asyncio.to_thread(self._fetcher.check, name, lambda: not self._scheduler.stopped)
-        self._check_new(name)  # another request may have been quicker
-        spec = ModelSpec(name, NOT_HERE, remote=RemoteFiles(hf=name, asked=True), origin="cache", source="POST /models")
+        self._check_new(name)  # another request may have started a download meanwhile
+        remote = RemoteFiles(hf=name, requested=True)
+        spec = ModelSpec(name, NOT_HERE, remote=remote, origin="cache", source="POST /models")
         entry = Entry(spec, self._clock(), transient=True)
         self._all_entries[name] = entry
-        self._rename()
+        self._update_names()
         self._scheduler.fetch(entry, self._downloaded)
 
     def _check_new(self, name: str) -> None:
@@ -365,13 +369,13 @@ class Pool:
             raise InvalidRequest(f"model '{name}' already exists", "model")
 
     async def _downloaded(self, entry: Entry, ok: bool) -> None:
-        """Replace the entry that existed during the download by the cached model."""
+        """Replace the download's entry by that of the cached model."""
         self._drop(entry)
         if ok:
-            await self._look_again()
+            await self._reload_cached()
 
-    async def _look_again(self) -> None:
-        """Reload the list of cached models, and what repository names mean."""
+    async def _reload_cached(self) -> None:
+        """Reload the list of cached models, and the models that repository names select."""
         if not self._scheduler.stopped:
             try:
                 await self.reload()
@@ -379,15 +383,15 @@ class Pool:
                 log.error("the models of the cache are served as they were before the last change of it: %s", error)
 
     async def remove(self, name: str) -> None:
-        """Unload a model of the cache, or stop its download, and delete its files, as ``DELETE /models`` does.
+        """Unload a cached model, or stop its download, and delete its files, as ``DELETE /models`` does.
 
-        Raises `ModelNotFound`, `Unavailable`, `ShuttingDown`, and `InvalidRequest` for a model that is not of the cache
-        and for a repository of which the cache has several models.
+        Raises `ModelNotFound`, `Unavailable`, `ShuttingDown`, and `InvalidRequest` for a model that is not in the cache
+        or a repository with several cached models.
         """
-        self._check_whole()
+        self._check_unrestricted()
         entry = self._entries[self._names.exact(name).id]
         if entry.spec.origin != "cache":
-            raise InvalidRequest(f"model '{entry.id}' is not removable: it is not of the hub's cache", "model")
+            raise InvalidRequest(f"model '{entry.id}' is not removable: it is not in the hub's cache", "model")
         if entry.n_replacing:
             raise Unavailable(f"model '{entry.id}' is being unloaded; try again later", RETRY_AFTER_S)
         repository = name.removesuffix(LATEST)
@@ -401,25 +405,25 @@ class Pool:
             await asyncio.to_thread(self._fetcher.remove, entry.id)
             self._fan_out.publish(ListChanged(entry.id))
             self._drop(entry)
-        await self._look_again()
+        await self._reload_cached()
 
     def _drop(self, entry: Entry) -> None:
         if self._all_entries.get(entry.id) is entry:
             del self._all_entries[entry.id]
             self._scheduler.queue.pop(entry.id, None)
-            self._rename()
+            self._update_names()
 
-    def _rename(self) -> None:
+    def _update_names(self) -> None:
         self._all_names = Names([entry.spec for entry in self._all_entries.values()])
 
     async def reload(self, configured: Sequence[ModelSpec] | None = None) -> None:
-        """Serve the models of the configuration, which is read again unless the caller, who holds `reloading`, has read
-        it (`configured`).
+        """Serve the models in `configured`, which the caller has read while it holds `reloading`. None: read the
+        configuration again.
 
-        Models that are gone or have changed are unloaded first, the others are left alone. New and changed ones are
-        loaded as at the start. Raises `ConfigError`, and then nothing has changed.
+        Removed and changed models are unloaded first; the others are not interrupted. New and changed models with
+        ``load: startup`` are loaded. If `ConfigError` is raised, nothing has changed.
         """
-        self._check_whole()
+        self._check_unrestricted()
         if self._reread is None:
             return
         if configured is None:
@@ -432,23 +436,25 @@ class Pool:
             await self._unloaded(stale)
             if self._scheduler.stopped:
                 return
-            kept = {entry.id: entry for entry in self._all_entries.values() if entry not in stale}
-            for entry in kept.values():
+            unchanged = {entry.id: entry for entry in self._all_entries.values() if entry not in stale}
+            for entry in unchanged.values():
                 if not entry.transient:
                     entry.spec = specs[entry.id]
             pins, now = {entry.id: entry.pin for entry in stale}, self._clock()
-            fresh = [Entry(spec, now, pin=pins.get(id_)) for id_, spec in specs.items() if id_ not in kept]
-            entries = kept | {entry.id: entry for entry in fresh}
+            fresh = [Entry(spec, now, pin=pins.get(id_)) for id_, spec in specs.items() if id_ not in unchanged]
+            entries = unchanged | {entry.id: entry for entry in fresh}
             self._all_entries.clear()
-            self._all_entries.update({id_: entries[id_] for id_ in (*specs, *kept)})  # downloads are last
-            self._rename()
+            self._all_entries.update({id_: entries[id_] for id_ in (*specs, *unchanged)})  # downloads are last
+            self._update_names()
         self._fan_out.publish(ListChanged(EVERY_MODEL))
         self._load_startup_models(fresh, starting=len(specs) > 1)  # requests wait for the only model
         self._scheduler.advance()
 
     @contextlib.contextmanager
     def _replacing(self, entries: Collection[Entry]) -> Iterator[None]:
-        """Load none of `entries` inside: requests for them wait for the end, and then look for their model again."""
+        """Prevent loads of `entries` inside the context. Requests for them wait until its end, and then resolve their
+        model again.
+        """
         for entry in entries:
             entry.n_replacing += 1
             self._scheduler.queue.pop(entry.id, None)
@@ -468,21 +474,21 @@ class Pool:
     # ---- start and end
 
     async def start(self) -> None:
-        """Begin the loads of ``load: startup`` models, and to keep time. Returns at once; a second call is harmless."""
-        if self._keeper is not None:
+        """Start the timer and the loads of ``load: startup`` models. A second call does nothing."""
+        if self._timer is not None:
             return
-        self._keeper = asyncio.create_task(self._scheduler.keep(), name="pool: keeper")
-        self._keeper.add_done_callback(log_failure)
+        self._timer = asyncio.create_task(self._scheduler.run_timer(), name="pool: timer")
+        self._timer.add_done_callback(log_failure)
         self._load_startup_models(list(self._entries.values()), starting=True)
 
     def _load_startup_models(self, entries: Sequence[Entry], *, starting: bool) -> None:
         for entry in entries:
             if entry.spec.load == "startup" and not entry.wanted:
-                entry.asked, entry.starting = True, starting
+                entry.requested, entry.starting = True, starting
                 self._scheduler.enqueue(entry)
 
     async def settled(self) -> None:
-        """Wait until no load and no drain is under way."""
+        """Wait until no model is being loaded or drained."""
         await self._settled(list(self._entries.values()))
         while self._scheduler.freeing:
             await asyncio.wait(self._scheduler.freeing)
@@ -494,7 +500,7 @@ class Pool:
     async def close(self, drain_s: float | None = None) -> None:
         """Refuse new work, give leases `drain_s` seconds (default: ``stop_timeout_s``), and free everything.
 
-        Loads under way are cancelled and waited for; subscriptions end. A later call waits for the first.
+        Running loads are cancelled and awaited. Subscriptions end. A second call waits for the first.
         """
         if not self._scheduler.stopped:
             grace_s = self.limits.stop_timeout_s if drain_s is None else drain_s
@@ -505,22 +511,22 @@ class Pool:
         self._loaders.stop()
         await self.settled()
         await self._scheduler.close()
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
+        if self._timer is not None:
+            self._timer.cancel()
+            await asyncio.wait([self._timer])
         self._threads.shutdown(wait=False)
         self._fan_out.close()
 
 
 def _is_stale(entry: Entry, spec: ModelSpec | None) -> bool:
-    """Return whether a model that is now configured as `spec` (None = removed) must be restarted. Failed ones must, so
-    that they can be tried again at once.
+    """Return whether a model must be unloaded, as it is now configured as `spec` (None = removed). Failed models must,
+    so that the next request loads them again.
     """
     if entry.transient:
         return False
     if spec is None or (entry.status is Status.FAILED and not entry.wanted):
         return True
-    # where it was configured, when it is loaded, and its other names do not define the model
+    # Changes of these fields do not require that the model is loaded again.
     old, new = (
         replace(each, source="", load="on_demand", args=(), preset="", aliases=()) for each in (entry.spec, spec)
     )

@@ -27,21 +27,21 @@ class ModelInfo:
     bos_token: str = ""
     add_bos: bool = True  # tokenizing adds it
     eos_token: str = ""
-    chat_template: str = ""  # "" where the model has none
+    chat_template: str = ""  # "" = the model has none
     chat_template_tool_use: str = ""  # its template named "tool_use", if any
-    built_in_template: str = ""  # the name of the one that llama.cpp takes the chats' for; "" where it knows none
+    built_in_template: str = ""  # name of llama.cpp's equivalent of `chat_template`; "" = none
     metadata: dict[str, str] = field(default_factory=dict)
     fingerprint: str = ""  # of the weights' content
     control_vectors: str = ""  # the control vectors' content, scales and layers
     generates: bool = True
     embeds: bool = False
-    media: frozenset[BitmapKind] = frozenset()  # what it sees or hears
-    media_marker: str = ""  # placeholder of a medium in a prompt; "" if it takes none or is not loaded
-    rerank_template: str = ""  # the prompt of a query and a document, with {query} and {document}; "" = a pair
+    media: frozenset[BitmapKind] = frozenset()  # supported kinds of media
+    media_marker: str = ""  # placeholder of a medium in a prompt; "" = no media, or not loaded
+    rerank_template: str = ""  # prompt with {query} and {document}; "" = the two are tokenized as a pair
 
 
 class MediaReader(Protocol):
-    """A loaded projector, as far as prompts are concerned. Safe in any thread."""
+    """Tokenizes prompts with media by a loaded projector. Thread-safe."""
 
     @property
     def kinds(self) -> frozenset[BitmapKind]:
@@ -53,20 +53,20 @@ class MediaReader(Protocol):
 
     @property
     def sample_rate(self) -> int:
-        """Samples per second that audio must have; 0 where the model hears none."""
+        """Required samples per second of audio; 0 = the model does not support audio."""
 
     @property
     def fingerprint(self) -> str:
-        """Of all that the embeddings of a medium depend on."""
+        """A hash of everything that the embeddings of a medium depend on."""
 
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
-        """Return a prompt of texts, in which markers are text, and media; blocking, as long as preprocessing takes.
+        """Return the tokens of texts and media; blocks during the preprocessing of media. Markers in texts are text.
 
-        Raises `server.errors.InvalidRequest` for a medium that the model can't take.
+        Raises `server.errors.InvalidRequest` for a medium that the model does not support.
         """
 
     def count(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> int:
-        """Return how many tokens `tokenize` would give; media need no data for it, only their sizes."""
+        """Return the number of tokens that `tokenize` returns. Only the sizes of media are needed, not their data."""
 
 
 class Weights(Protocol):
@@ -103,7 +103,7 @@ class FileProgress:
 
 
 class Fetcher(Protocol):
-    """Gets the files of models that are not on this machine; blocking, called in threads."""
+    """Downloads the files of models; blocks, and is called in threads."""
 
     def check(self, name: str, wanted: Callable[[], bool]) -> None:
         """Check that a client may download this model and that it exists. Raises `server.errors.InvalidRequest` for an
@@ -112,7 +112,7 @@ class Fetcher(Protocol):
         """
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
-        """Return the specification with its files' places, once they are there; stop soon after it is not `wanted`.
+        """Download missing files, and return the specification with their paths. Stop soon after it is not `wanted`.
 
         Raises `server.errors.NotFound`, `DownloadFailed`.
         """
@@ -122,7 +122,7 @@ class Fetcher(Protocol):
 
 
 class Vocabulary(Protocol):
-    """Of a model whose weights are elsewhere."""
+    """The vocabulary of a model whose weights are in another process."""
 
     @property
     def vocab(self) -> Vocab: ...
@@ -139,17 +139,17 @@ class Loader(Protocol):
         """
 
     def fit(self, spec: ModelSpec, granted: Mapping[str, int] | None = None) -> Fit:
-        """Choose what `spec` leaves open so that it fits the free memory and `granted` (bytes by device). Raises
-        `server.errors.ModelFailed` with the numbers if nothing fits.
+        """Choose the automatic parameters of `spec` so that it fits the free memory and `granted` (bytes by device).
+        Raises `server.errors.ModelFailed` with the numbers if it cannot fit.
         """
 
     def least(self, spec: ModelSpec) -> Footprint:
-        """Return the least memory of `spec` with all layers in their intended place; empty if unknown. Raises
+        """Return the minimum memory of `spec` with all layers on the configured devices; empty if unknown. Raises
         `server.errors.ModelFailed`.
         """
 
     def uses_devices(self, spec: ModelSpec) -> bool:
-        """Say whether devices besides the CPU compute the model. Neither blocks nor opens a context on a device."""
+        """Return whether devices besides the CPU compute the model. Neither blocks nor opens a context on a device."""
 
     def memory(self) -> Mapping[str, Memory]:
         """Return the memory of the machine and its devices now, without devices that do not report it."""
@@ -161,4 +161,4 @@ class Loader(Protocol):
         """Read the vocabulary without the weights. Raises `server.errors.ModelFailed`."""
 
     def media_kinds(self, spec: ModelSpec) -> frozenset[BitmapKind]:
-        """Return the media that its projector supports, quickly; nothing if unreadable."""
+        """Return the kinds of media that the projector supports; empty if its header cannot be read. Takes a few ms."""

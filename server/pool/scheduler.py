@@ -1,4 +1,4 @@
-"""The scheduler of models: executes the decisions of `policy`, and carries out downloads, loads and frees."""
+"""The scheduler of models: executes the decisions of `policy` by downloading, loading and freeing models."""
 
 import asyncio
 import contextlib
@@ -29,34 +29,34 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-N_DOWNLOADS = 4  # at a time
+MAX_CONCURRENT_DOWNLOADS = 4
 RETRY_AFTER_S = 10
-HEALTHY_S = 60.0  # a process that lived this long did not fail at its start
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # between restarts of a process, except the first
-POLL_S = 0.05  # an engine doesn't say when it has ended a cancelled request; looked at only while a model waits
+HEALTHY_S = 60.0  # a process that ran this long is restarted without a pause
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # between later restarts of a process
+POLL_S = 0.05  # interval of ticks while a model waits: an engine does not report the end of cancelled requests
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """How much the pool holds, and how long it waits. Seconds."""
+    """Limits on the number and memory of models, and on waits."""
 
-    models_max: int = 0  # models in memory at a time, sleeping ones not counted; 0 = unlimited
+    models_max: int = 0  # models in memory, without sleeping ones; 0 = unlimited
     autoload: bool = True  # whether a request loads an unloaded model
-    stop_timeout_s: float = 10.0  # leases' grace when a model is unloaded (llama-server's stop-timeout)
+    stop_timeout_s: float = 10.0  # for leases on a model that is unloaded (llama-server's stop-timeout)
     budget: Budget = field(default_factory=Budget)  # of memory
-    wait_s: float = 0.0  # after which requests for a model that finds no room are refused; 0 = they wait for ever
-    patience_s: float = 10.0  # after which the first in the queue makes a busy model take no new lease
-    retry_failed_s: float = 10.0  # after a failed load, requests get its reason for so long before one tries again
+    wait_s: float = 0.0  # after which a request for a model that does not fit is refused; 0 = never
+    patience_s: float = 10.0  # after which busy models get no new leases, so that the first of the queue can load
+    retry_failed_s: float = 10.0  # after a failed load, in which requests get its reason instead of another load
     linger_s: float = 0.0  # for tests of eviction: seconds that a request holds its lease before it starts
-    end_s: float = 10.0  # on close, how long a last step and the writing of states may take, until it counts as hung
-    abandon_s: float = 5.0  # on close, how long cancelled requests may take to give their leases back
+    end_s: float = 10.0  # on close, for the last step and for writing states; later they count as hung
+    abandon_s: float = 5.0  # on close, for cancelled requests to release their leases
 
 
 class Scheduler:
-    """The queue of wanted models. After every change `advance` loads, unloads and grants what is due.
+    """The queue of requested models. After every change, `advance` loads and unloads models and grants leases.
 
-    Loads, downloads and drains move one entry through `TRANSITIONS`; every move is an event. They begin at once, and
-    continue in the entry's task.
+    Loads, downloads and drains change the status of one entry (`TRANSITIONS`) and publish each change. They start
+    immediately and continue in the entry's task.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Scheduler:
         clock: Callable[[], float],
         fetcher: Fetcher,
     ) -> None:
-        self.queue: dict[str, float] = {}  # model -> since when it may be loaded, in order of arrival
+        self.queue: dict[str, float] = {}  # model -> time from which it may be loaded, in the order of arrival
         self.freeing: set[asyncio.Task[None]] = set()  # models whose processes have ended
         self.stopped = False
         self.memory = MemoryAdmission(limits.budget, entries, loaders, self.in_thread)
@@ -82,8 +82,8 @@ class Scheduler:
         self._threads = threads
         self._clock = clock
         self._fetcher = fetcher
-        self._downloads = ThreadPoolExecutor(N_DOWNLOADS, thread_name_prefix="download")
-        self._nudge = asyncio.Event()
+        self._downloads = ThreadPoolExecutor(MAX_CONCURRENT_DOWNLOADS, thread_name_prefix="download")
+        self._wake = asyncio.Event()
         self._draining: dict[asyncio.Timeout, float | None] = {}  # see `_limited`
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -94,7 +94,7 @@ class Scheduler:
         return all(entry.idle and not entry.waiters for entry in list(self._entries.values()))
 
     def stop(self, grace_s: float) -> None:
-        """Empty the queue, give leases `grace_s` seconds, and limit what drains under way wait for afterwards."""
+        """Empty the queue, and limit running drains: `grace_s` seconds for leases, fixed limits for later phases."""
         self.stopped = True
         self.queue.clear()
         now = asyncio.get_running_loop().time()
@@ -104,7 +104,7 @@ class Scheduler:
                 timeout.reschedule(when)
 
     async def close(self) -> None:
-        """End downloads, and wait for abandoned loads to end."""
+        """Stop downloads, and wait until abandoned loads have ended."""
         self._downloads.shutdown(wait=False)
         await self._loaders.close()
 
@@ -124,7 +124,7 @@ class Scheduler:
         entry.last_used = self._clock()
         if lease.keep_alive_s is not None:
             entry.keep_alive_s = lease.keep_alive_s
-            self._nudge.set()
+            self._wake.set()
         if not lease.model.leases:
             lease.model.vacant.set()
         if self.queue:
@@ -132,7 +132,7 @@ class Scheduler:
 
     def _grant(self, entry: Entry) -> None:
         waiters, entry.waiters = entry.waiters, {}
-        entry.asked = False
+        entry.requested = False
         self.queue.pop(entry.id, None)
         for waiter in waiters:
             if not waiter.done():
@@ -141,22 +141,22 @@ class Scheduler:
     # ---- the queue
 
     async def wait(self, entry: Entry, *, may_load: bool = True) -> Lease:
-        """Return a lease when it is the model's turn. Raises what ended the wait. May be cancelled at any time.
-        Unless it `may_load` models, no other one is unloaded for it.
+        """Return a lease when it is the model's turn. Raises the error with which the request is refused. May be
+        cancelled. Without `may_load`, no other model is unloaded for it.
         """
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         if may_load and entry.restarting and entry.without_request and entry.id in self.queue:
-            self.queue[entry.id] = max(self.queue.pop(entry.id), self._clock())  # it is queued like the request
+            self.queue[entry.id] = max(self.queue.pop(entry.id), self._clock())  # its place is that of the request
         entry.waiters[waiter] = may_load
         self.enqueue(entry)
         try:
             return await waiter
         except asyncio.CancelledError:
-            self._forget(entry, waiter)
+            self._remove_waiter(entry, waiter)
             raise
 
-    def _forget(self, entry: Entry, waiter: asyncio.Future[Lease]) -> None:
-        """Forget a cancelled waiter, which may just have got its lease."""
+    def _remove_waiter(self, entry: Entry, waiter: asyncio.Future[Lease]) -> None:
+        """Remove a cancelled waiter, which may have been granted its lease in the same step."""
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             waiter.result().release()
         if waiter in entry.waiters:
@@ -166,9 +166,8 @@ class Scheduler:
             self.advance()
 
     def enqueue(self, entry: Entry, pause_s: float = 0.0) -> None:
-        """Put a wanted model in the queue, unless it is being replaced or a load that will serve is under way. Missing
-        files are fetched first. The model is measured, unless its files are the same as before, and loaded after a
-        pause.
+        """Queue a requested model, unless it is being replaced or loaded. Missing files are downloaded first. After
+        `pause_s` seconds, the model is measured if its files changed, and then loaded.
         """
         if entry.n_replacing:
             return
@@ -187,7 +186,7 @@ class Scheduler:
     def advance(self) -> None:
         """Execute what the policy decides now."""
         self._decide()
-        self._nudge.set()
+        self._wake.set()
 
     def _decide(self) -> None:
         if self.stopped:
@@ -206,13 +205,13 @@ class Scheduler:
             budget=self.memory.budget,
         )
         for model in decision.left_out:
-            if entries[model].asked and entries[model].failure != NO_ROOM:
+            if entries[model].requested and entries[model].failure != NO_ROOM:
                 log.warning("'%s' is not loaded, as the others leave no room; a request loads it", model)
             entries[model].starting = False
             entries[model].refuse(partial(ModelFailed, model, NO_ROOM))
-            self._leave_out(entries[model])
+            self._dequeue_unfit(entries[model])
         for model in decision.evict:
-            log.info("unloading '%s', which is idle: other models have no room", model)
+            log.info("unloading idle model '%s' for other models", model)
             self.drain(entries[model], Status.UNLOADED, 0.0)
         for entry in entries.values():
             entry.giving_way = entry.id in decision.give_way
@@ -220,15 +219,15 @@ class Scheduler:
                 self._grant(entry)
         for model in decision.load:
             del self.queue[model]
-            self._begin_load(entries[model])
+            self._start_load(entries[model])
 
-    def _leave_out(self, entry: Entry) -> None:
-        """Take a model that finds no room out of the queue. If its process has ended, and it is to be loaded always, it
-        is tried again.
+    def _dequeue_unfit(self, entry: Entry) -> None:
+        """Remove a model that does not fit from the queue. A pinned or startup model whose process has ended is queued
+        again after a pause.
         """
         del self.queue[entry.id]
         if entry.restarting and (entry.pinned or entry.spec.load == "startup"):
-            entry.failure, entry.asked = NO_ROOM, True
+            entry.failure, entry.requested = NO_ROOM, True
             self.queue[entry.id], entry.compared = self._clock() + FIRST_PAUSE_S, False
         elif entry.restarting:
             self.forget(entry)
@@ -236,33 +235,33 @@ class Scheduler:
     # ---- loading
 
     def _measure(self, entry: Entry) -> None:
-        """Begin to measure a model, unless that is done or under way."""
-        is_known = entry.compared and entry.measured is not None
-        if not is_known and entry.sizing is None and not entry.fitting:
-            entry.sizing = asyncio.create_task(self._size(entry), name=f"pool: {entry.id}: size")
+        """Start to measure a model, unless it is measured or being measured."""
+        is_measured = entry.compared and entry.measured is not None
+        if not is_measured and entry.sizing is None and not entry.fitting:
+            entry.sizing = asyncio.create_task(self._measure_or_fail(entry), name=f"pool: {entry.id}: size")
             entry.sizing.add_done_callback(log_failure)
             entry.sizing.add_done_callback(lambda _: self._end_measure(entry))
 
-    async def _size(self, entry: Entry) -> None:
+    async def _measure_or_fail(self, entry: Entry) -> None:
         """Measure a model. If its file cannot be loaded, fail it before others are unloaded for it."""
         try:
             await self.memory.measure(entry)
         except ModelFailed as error:
             if entry.status not in LOADABLE:
                 entry.measured, entry.compared = {}, True
-            elif self.queue.pop(entry.id, None) is not None:  # it is still wanted
-                self._move(entry, Status.LOADING)
+            elif self.queue.pop(entry.id, None) is not None:  # it is still queued
+                self._set_status(entry, Status.LOADING)
                 self._not_loaded(entry, entry.spec, error)
-                self._end_failed(entry)
+                self._handle_failure(entry)
 
     def _end_measure(self, entry: Entry) -> None:
-        """Allow another measurement. It is a callback: a task that is cancelled before it starts runs no `finally`."""
+        """Permit another measurement. A callback, as a task that is cancelled before it starts runs no `finally`."""
         entry.sizing = None
         self.advance()
 
-    def _begin_load(self, entry: Entry) -> None:
-        """Load; the entry ends READY, FAILED with the reason, or UNLOADED when the load was cancelled. It may take all
-        free memory until its size is known, so no other load begins before.
+    def _start_load(self, entry: Entry) -> None:
+        """Start a load, after which the entry is READY, FAILED, or UNLOADED if the load was cancelled. No other load
+        starts until the size of this one is known, since it may take all free memory.
         """
         loop, granted = asyncio.get_running_loop(), self.memory.granted(entry, self.queue)
 
@@ -279,12 +278,12 @@ class Scheduler:
         entry.progress = 0.0
         if not entry.restarting:
             entry.failure = ""
-        self._move(entry, Status.LOADING)
+        self._set_status(entry, Status.LOADING)
         self.memory.share_caches()
-        self._begin(entry, self._load(entry, load))
+        self._start_task(entry, self._load(entry, load))
 
     async def _load(self, entry: Entry, load: Load) -> None:
-        begun = self._clock()
+        started = self._clock()
         try:
             fit = await self.in_thread(load.fit)
             self.memory.fitted(entry, fit, load.granted)
@@ -293,12 +292,12 @@ class Scheduler:
         except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
             load.cancel()
             raise
-        except BaseException as error:  # noqa: BLE001 (a Rust library's panic, too, is the model's failure)
+        except BaseException as error:  # noqa: BLE001 (a panic of a Rust library also fails the model)
             entry.load = None
             self._loaders.abandon(load.loader)
             self._not_loaded(entry, load.spec, error, cancelled=load.cancelled)
         else:
-            entry.load, entry.load_s = None, self._clock() - begun
+            entry.load, entry.load_s = None, self._clock() - started
             self._loaded(entry, load, model)
         finally:
             entry.starting = False
@@ -306,7 +305,7 @@ class Scheduler:
             if entry.status is Status.READY:
                 self._grant(entry)
             elif entry.status is Status.FAILED:
-                self._end_failed(entry)
+                self._handle_failure(entry)
             self.advance()
 
     def _loaded(self, entry: Entry, load: Load, model: LoadedModel) -> None:
@@ -331,7 +330,7 @@ class Scheduler:
         log.info("model '%s' is %s: %s", entry.id, how, described(entry.facts))
         if isinstance(model.weights, WorkerProcess):
             model.weights.ended.add_done_callback(lambda ended: self._ended(entry, model, ended.result()))
-        self._move(entry, Status.READY, first_load=not woke)
+        self._set_status(entry, Status.READY, first_load=not woke)
 
     def _not_loaded(self, entry: Entry, spec: ModelSpec, error: BaseException, *, cancelled: bool = False) -> None:
         entry.progress = 0.0
@@ -341,15 +340,15 @@ class Scheduler:
             entry.adapters = None
         if cancelled:
             log.info("the load of model '%s' was cancelled: %s", entry.id, error)
-            self._move(entry, Status.UNLOADED)
+            self._set_status(entry, Status.UNLOADED)
             return
         expected = isinstance(error, LlamapoolError)
-        said = error if isinstance(error, ModelFailed) else f"model '{entry.id}' failed to load: {error}"
-        log.error("%s", said, exc_info=None if expected else error)
-        self._fail(entry, spec.by_name(_reason(error)))
+        message = error if isinstance(error, ModelFailed) else f"model '{entry.id}' failed to load: {error}"
+        log.error("%s", message, exc_info=None if expected else error)
+        self._fail(entry, spec.without_folders(_reason(error)))
 
-    def _end_failed(self, entry: Entry) -> None:
-        """Refuse the requests for a model that was not loaded; load it again if its process had ended."""
+    def _handle_failure(self, entry: Entry) -> None:
+        """Refuse the requests for a model that failed to load; load it again if its process had ended."""
         entry.starting = False
         entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
         if entry.restarting:
@@ -361,7 +360,7 @@ class Scheduler:
             self._fan_out.publish(LoadProgress(entry.id, entry.progress))
 
     def _ended(self, entry: Entry, model: LoadedModel, reason: str) -> None:
-        """Load a model again whose process has ended, unless it was being freed. Leases on the lost one end later."""
+        """Restart a model whose process has ended, unless it was being freed. Leases on the ended one end later."""
         if entry.loaded is not model or entry.status is not Status.READY:
             return
         model.engines[0].stats.n_restarts += 1
@@ -378,27 +377,27 @@ class Scheduler:
         self._restart(entry)
 
     def _restart(self, entry: Entry) -> None:
-        """Queue a failed model: at once, later after a growing pause."""
-        pause_s = min(FIRST_PAUSE_S * 2.0 ** (entry.n_restarts - 1), LONGEST_PAUSE_S) if entry.n_restarts else 0.0
+        """Queue a failed model: immediately the first time, then after growing pauses."""
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** (entry.n_restarts - 1), MAX_PAUSE_S) if entry.n_restarts else 0.0
         entry.n_restarts += 1
-        entry.asked = True
+        entry.requested = True
         log.error("model '%s': %s; it is loaded again in %g s", entry.id, entry.failure, pause_s)
         self.enqueue(entry, pause_s)
 
     # ---- downloading
 
     def fetch(self, entry: Entry, ended: Callable[[Entry, bool], Awaitable[None]]) -> None:
-        """Download; the entry ends UNLOADED with its files known (then `ended` gets True), FAILED with the reason, or
-        UNLOADED when the download was cancelled.
+        """Start a download, after which the entry is UNLOADED with the paths of its files, FAILED, or UNLOADED because
+        the download was cancelled. Then `ended` is called with the entry and whether its files were downloaded.
         """
         entry.download = Download()
         entry.failure = ""
         log.info("model '%s': its files are missing; they are downloaded", entry.id)
-        self._move(entry, Status.DOWNLOADING)
-        self._begin(entry, self._download(entry, entry.download, ended))
+        self._set_status(entry, Status.DOWNLOADING)
+        self._start_task(entry, self._download(entry, entry.download, ended))
 
     async def _fetched(self, entry: Entry, ok: bool) -> None:
-        """Continue the load of a downloaded model if it is still wanted."""
+        """Load a downloaded model if it is still requested."""
         if entry.status is Status.FAILED:
             entry.starting, entry.n_restarts = False, 0
             entry.refuse(lambda: ModelFailed(entry.id, entry.failure))
@@ -429,20 +428,22 @@ class Scheduler:
             entry.download = None
             if download.cancelled.is_set():
                 log.info("the download of model '%s' was cancelled", entry.id)
-                self._move(entry, Status.UNLOADED)
+                self._set_status(entry, Status.UNLOADED)
             else:
                 log.error(
-                    "model '%s' could not be downloaded; loading it again tries once more: %s",
+                    "model '%s' could not be downloaded; the next load tries again: %s",
                     *(entry.id, error),
                     exc_info=None if isinstance(error, LlamapoolError) else error,
                 )
                 self._fail(entry, _reason(error))
         else:
             ok, entry.download = True, None
-            entry.spec = replace(entry.spec, path=spec.path, mmproj=spec.mmproj, draft=spec.draft)  # perhaps reloaded
+            entry.spec = replace(
+                entry.spec, path=spec.path, mmproj=spec.mmproj, draft=spec.draft
+            )  # a reload may have changed the rest
             entry.described, entry.measured, entry.fit = None, None, None
             log.info("model '%s' was downloaded: %s", entry.id, spec.path)
-            self._move(entry, Status.UNLOADED)
+            self._set_status(entry, Status.UNLOADED)
         finally:
             await ended(entry, ok)
             self._fan_out.publish(DownloadEnded(entry.id, ok))
@@ -450,41 +451,39 @@ class Scheduler:
     # ---- freeing
 
     def drain(self, entry: Entry, target: Status, grace_s: float) -> None:
-        """Free a ready model, which then is `target`: the engine first, then the weights, never under a lease.
+        """Free a ready model, whose status is then `target`: first the engine, then the weights after the last lease.
 
-        Leases get `grace_s` seconds. Then the engine fails what still runs, so that leases end. If they do not
-        within the limit of that phase, the weights stay in memory and the model stays DRAINING: a
-        leak is better than using freed memory.
+        Leases get `grace_s` seconds. Then the engine fails running requests, so that leases are released. If some are
+        not within the limit of that phase, the weights stay in memory and the model stays DRAINING: a leak is better
+        than using freed memory.
         """
         entry.after_drain = target
         entry.giving_way = False
         entry.keep_alive_s = None
-        self._move(entry, Status.DRAINING)
+        self._set_status(entry, Status.DRAINING)
         assert entry.loaded is not None
-        self._begin(entry, self._free(entry, entry.loaded, grace_s))
+        self._start_task(entry, self._free(entry, entry.loaded, grace_s))
 
     def rebalance(self) -> None:
-        """Divide memory again after a model or an adapter has taken or left some."""
+        """Divide the memory for caches again, and `advance`, after the memory of a model or an adapter has changed."""
         self.memory.share_caches()
         self.advance()
 
     async def _free(self, entry: Entry, model: LoadedModel, grace_s: float) -> None:
         failure = ""
         try:
-            if entry.loaded is model and not await self._vacated(model, grace_s, None):
+            if entry.loaded is model and not await self._await_leases(model, grace_s, None):
                 log.warning("model '%s': %d requests are cancelled after %g s", entry.id, len(model.leases), grace_s)
             await self._close_engines(model)
-            if not await self._vacated(model, None, self._limits.abandon_s):
+            if not await self._await_leases(model, None, self._limits.abandon_s):
                 log.error(
-                    "model '%s': %d leases were never released; a restart gives its memory back. Report it",
+                    "model '%s': %d leases were never released; a restart frees its memory; please report it",
                     *(entry.id, len(model.leases)),
                 )
                 return
             await self.in_thread(model.free)
         except Exception as error:
-            log.exception(
-                "model '%s' could not be freed; a restart gives its memory back. Report what follows", entry.id
-            )
+            log.exception("model '%s' could not be freed; a restart frees its memory; please report it", entry.id)
             failure = f"could not be freed: {_reason(error)}"
         if entry.loaded is model:
             self._freed(entry, model, failure)
@@ -500,12 +499,13 @@ class Scheduler:
             self._fail(entry, failure)
         else:
             log.info("model '%s' is %s", entry.id, entry.after_drain)
-            self._move(entry, entry.after_drain)
+            self._set_status(entry, entry.after_drain)
         self.rebalance()
 
     async def _close_engines(self, model: LoadedModel) -> None:
-        """End the step threads. At the limit the process of an isolated model is killed; where the
-        threads are in this process, InternalError is raised."""
+        """End the step threads. After the limit, kill the process of an isolated model, and raise InternalError for
+        threads of this process.
+        """
         try:
             async with self._limited(None, self._limits.end_s):
                 await model.close()
@@ -514,8 +514,8 @@ class Scheduler:
                 raise InternalError("a step or a media encoder has not ended in time") from None
             model.weights.kill("the server stops, and a step or a media encoder has not ended", stacks=True)
 
-    async def _vacated(self, model: LoadedModel, limit_s: float | None, stopping_s: float | None) -> bool:
-        """Wait until no lease is left; False when the time is over."""
+    async def _await_leases(self, model: LoadedModel, limit_s: float | None, stopping_s: float | None) -> bool:
+        """Wait until all leases are released. Return False after the time limit."""
         with contextlib.suppress(TimeoutError):
             async with self._limited(limit_s, stopping_s):
                 await model.vacant.wait()
@@ -523,7 +523,7 @@ class Scheduler:
 
     @contextlib.asynccontextmanager
     async def _limited(self, limit_s: float | None, stopping_s: float | None) -> AsyncGenerator[None, None]:
-        """Limit the seconds of a part of a drain, to `stopping_s` once the server stops; None = the grace of `stop`.
+        """Limit the seconds of a phase of a drain, to `stopping_s` once the server stops; None = `grace_s` of `stop`.
         Raises TimeoutError.
         """
         if self.stopped and stopping_s is not None:
@@ -536,23 +536,23 @@ class Scheduler:
                 del self._draining[timeout]
 
     def forget(self, entry: Entry) -> None:
-        """Make a sleeping or failed model an unloaded one."""
+        """Turn a sleeping or failed model into an unloaded one."""
         entry.facts = entry.adapters = None
-        self._move(entry, Status.UNLOADED)
+        self._set_status(entry, Status.UNLOADED)
 
-    # ---- all of them
+    # ---- status
 
-    def _begin(self, entry: Entry, work: Coroutine[None, None, None]) -> None:
-        entry.task = asyncio.create_task(work, name=f"pool: {entry.id}: {entry.status}")
+    def _start_task(self, entry: Entry, coroutine: Coroutine[None, None, None]) -> None:
+        entry.task = asyncio.create_task(coroutine, name=f"pool: {entry.id}: {entry.status}")
         entry.task.add_done_callback(log_failure)
 
     def _fail(self, entry: Entry, reason: str) -> None:
-        entry.failure = entry.spec.by_name(reason)  # all of it is in the log
+        entry.failure = entry.spec.without_folders(reason)  # the log has the text with folders
         entry.failed_at = self._clock()
-        self._move(entry, Status.FAILED)
+        self._set_status(entry, Status.FAILED)
 
-    def _move(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
-        """Change the state and notify subscribers. Raises if the transition is not allowed."""
+    def _set_status(self, entry: Entry, status: Status, *, first_load: bool = False) -> None:
+        """Change the status and notify subscribers. Raises `InternalError` if the transition is not allowed."""
         if status not in TRANSITIONS[entry.status]:
             raise InternalError(f"model '{entry.id}' cannot go from {entry.status} to {status}")
         entry.status = status
@@ -563,21 +563,21 @@ class Scheduler:
 
     # ---- time
 
-    async def keep(self) -> None:
-        """Tick whenever it is time to, for ever."""
+    async def run_timer(self) -> None:
+        """Call `tick` whenever it is due, for ever."""
         while True:
-            self._nudge.clear()
+            self._wake.clear()
             delay_s = self.tick()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay_s):
-                    await self._nudge.wait()
+                    await self._wake.wait()
 
     def tick(self) -> float | None:
         """Do what is due by the clock; return the seconds until the next tick, None = after the next change."""
         now = self._clock()
         for entry in self._entries.values():
             if entry.status is Status.READY and not entry.leases and not entry.idle:
-                entry.last_used = now  # the last step of a request whose client has left
+                entry.last_used = now  # the last step of a cancelled request
         if not self.stopped:
             for entry in self._entries.values():
                 if entry.idle and entry.sleeps_in_s(now) == 0:
@@ -586,21 +586,21 @@ class Scheduler:
         wait_s = self._limits.wait_s
         for model in [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]:
             entry = self._entries[model]
-            if not entry.starting and (entry.waiters or not entry.without_request):  # otherwise nobody asked for it
+            if not entry.starting and (entry.waiters or not entry.without_request):  # otherwise no request waits
                 entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
-                self._leave_out(entry)
+                self._dequeue_unfit(entry)
         due_in_s = [s for entry in self._entries.values() if (s := entry.sleeps_in_s(now)) is not None]
         due_in_s += [since - now for since in self.queue.values()]
         return max(min(due_in_s), POLL_S) if due_in_s else None
 
 
 def described(facts: ModelFacts) -> str:
-    """Context, slots and memory of a loaded model, in a line."""
+    """Return the context, slots and memory of a loaded model as one line."""
     shared = facts.fit is not None and facts.fit.spec.native.unified
     n, each = facts.n_slots, facts.n_ctx_seq
     slots = "1 slot" if n == 1 else f"{n} slots"
-    said = f"{each} tokens that {slots} share" if shared and n > 1 else f"{slots} of {each} tokens"
-    return ", ".join([said, *(f"{readable(taken.total)} of {name}" for name, taken in facts.footprint.items())])
+    context = f"{each} tokens that {slots} share" if shared and n > 1 else f"{slots} of {each} tokens"
+    return ", ".join([context, *(f"{readable(taken.total)} of {name}" for name, taken in facts.footprint.items())])
 
 
 def _reason(error: BaseException) -> str:

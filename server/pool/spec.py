@@ -1,4 +1,4 @@
-"""What the configuration says of one model, as plain values. Built from the settings by `server.app`."""
+"""The configuration of one model as plain values, which `server.app` creates from the settings."""
 
 import os
 from collections.abc import Iterable
@@ -15,8 +15,8 @@ from server.structured.response_format import ResponseFormat
 ALL_THAT_FIT, ALL_LAYERS = -1, -2
 AUTO_SLOTS = 4
 Task = Literal["generate", "embed", "rerank"]
-"""What a request wants of a model."""
-# The words of llama-server's options
+"""What a request needs a model for."""
+# values of llama-server's options
 ReasoningFormat = Literal["none", "deepseek", "deepseek-legacy", "auto"]
 PoolingName = Literal["", "none", "mean", "cls", "last", "rank"]
 SplitMode = Literal["none", "layer", "row", "tensor"]
@@ -27,17 +27,17 @@ LazyMode = Literal["off", "auto", "on"]
 
 @dataclass(frozen=True, slots=True)
 class ScaledFile:
-    """A LoRA adapter's or a control vector's GGUF, and how strongly it works."""
+    """The GGUF of a LoRA adapter or a control vector, and its scale."""
 
     path: Path
     scale: float = 1.0
-    id: int | None = field(default=None, repr=False)  # None = its place among the adapters
+    id: int | None = field(default=None, repr=False)  # None = its index among the adapters
     name: str = field(default="", repr=False)  # of an adapter that was loaded at runtime
 
 
 @dataclass(frozen=True, slots=True)
 class TensorOverride:
-    """Tensors whose name has a match of the pattern are put in buffers of this type."""
+    """The buffer type of tensors whose name contains a match of the pattern."""
 
     pattern: str
     buffer_type: str
@@ -45,7 +45,7 @@ class TensorOverride:
 
 @dataclass(frozen=True, slots=True)
 class MetadataOverride:
-    """A value that overrules the file's."""
+    """A metadata value that replaces the file's."""
 
     key: str
     value: int | float | bool | str
@@ -55,8 +55,8 @@ class MetadataOverride:
 class ThreadPlacement:
     """CPUs of a context's threads, instead of all CPUs of their instance.
 
-    ``cpus``: for a token alone; empty = the instance's. ``cpus_batch``: for batches; empty = as ``cpus``. ``strict``:
-    one CPU for each thread.
+    ``cpus``: for decoding single tokens; empty = the instance's. ``cpus_batch``: for batches; empty = as ``cpus``.
+    ``strict``: one CPU for each thread.
     """
 
     cpus: frozenset[int] = frozenset()
@@ -67,39 +67,39 @@ class ThreadPlacement:
 
 @dataclass(frozen=True, slots=True)
 class LoadParams:
-    """What the native library gets (llama.cpp common/common.h, common_params). -1 and None mean automatic."""
+    """Parameters of the native library (llama.cpp common/common.h, common_params). -1 and None mean automatic."""
 
     n_ctx: int = 0  # of all slots together, as llama-server's -c; 0 = the model's training context
     n_parallel: int = -1  # slots of each instance; -1 = 4 slots over a unified KV
     mtp: bool = False  # also load the model's own draft heads (multi-token prediction)
-    n_ctx_slot: int = 0  # most tokens of a slot's context; 0 = as many as there are
+    n_ctx_slot: int = 0  # limit of a slot's context in tokens; 0 = none
     instances: int = 1
     n_threads: int = -1
     n_threads_batch: int = -1
     placement: ThreadPlacement | None = None
     n_batch: int = 2048
     n_ubatch: int = 512
-    fit_ubatch: bool = True  # n_ubatch is the default, so that fewer tokens may be chosen
+    fit_ubatch: bool = True  # whether n_ubatch may be reduced, because it was not set
     devices: tuple[tuple[str, ...] | None, ...] = (None,)  # of all instances, or a set for each; None = every GPU
     n_gpu_layers: int = ALL_THAT_FIT  # or `ALL_LAYERS`
-    fit: bool = True  # what is left open above and below is chosen to fit the memory
-    fit_ctx: int = 4096  # tokens of a slot with cells of its own below which no context is shortened
-    fit_target: tuple[int, ...] = (1024,)  # MiB that stay free on each device, or on all
+    fit: bool = True  # choose automatic parameters so that the model fits the memory
+    fit_ctx: int = 4096  # minimum to which the context of a slot with its own cells is reduced
+    fit_target: tuple[int, ...] = (1024,)  # MiB that stay free, for each device or for all
     split_mode: SplitMode = "layer"
     main_gpu: int = 0
     tensor_split: tuple[float, ...] = ()
-    tensor_overrides: tuple[TensorOverride, ...] = ()  # the first that matches counts, before the three below
+    tensor_overrides: tuple[TensorOverride, ...] = ()  # the first match applies, before the next three parameters
     cpu_moe: bool = False
-    n_cpu_moe: int = 0  # layers, from the first, whose experts stay on the CPU
-    n_cpu_ffn: int = 0  # as well, whose dense feed-forward weights do
-    no_host: bool = False  # no buffers of a device in the host's memory
+    n_cpu_moe: int = 0  # number of first layers whose experts stay on the CPU
+    n_cpu_ffn: int = 0  # number of first layers whose dense feed-forward weights stay on the CPU
+    no_host: bool = False  # use no host buffers of a device
     metadata_overrides: tuple[MetadataOverride, ...] = ()
     flash_attn: Literal["on", "off", "auto"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     kv_unified: bool | None = None  # None = unified only when n_parallel is automatic
-    embedding: bool | None = None  # None = with a pooling, or where the file was made for it
-    pooling: PoolingName = ""  # "" = as the file says
+    embedding: bool | None = None  # None = if a pooling is set, or if the file is that of an embedding model
+    pooling: PoolingName = ""  # "" = the file's
     kv_offload: bool = True
     op_offload: bool = True
     swa_full: bool = False
@@ -119,8 +119,8 @@ class LoadParams:
     yarn_beta_slow: float = -1.0
     yarn_beta_fast: float = -1.0
     warmup: bool = True
-    lora: tuple[ScaledFile, ...] = ()  # adapter ids are the places in this list
-    lora_init_without_apply: bool = False  # every scale is 0 until /lora-adapters or a request says otherwise
+    lora: tuple[ScaledFile, ...] = ()  # adapter ids are the indices
+    lora_init_without_apply: bool = False  # all scales are 0 until /lora-adapters or a request sets them
     control_vectors: tuple[ScaledFile, ...] = ()
     control_vector_layer_range: tuple[int, int] | None = None  # first and last layer; None or 0 = from 1 to the last
     mmproj_offload: bool = True
@@ -132,12 +132,12 @@ class LoadParams:
 
     @property
     def n_slots(self) -> int:
-        """Of each instance."""
+        """The number of slots of each instance."""
         return AUTO_SLOTS if self.n_parallel < 0 else self.n_parallel
 
     @property
     def weights(self) -> "LoadParams":
-        """What decides how the weights are loaded, without the rest. Entries in which it is equal share them."""
+        """Only the parameters that apply to weights; models with the same file and equal parameters share weights."""
         return LoadParams(**{name: getattr(self, name) for name in _OF_WEIGHTS})
 
     @property
@@ -156,7 +156,7 @@ Stamps = list[tuple[int, int, int] | None]
 
 
 def stamps(paths: Iterable[Path]) -> Stamps:
-    """Return for each file what changes once it is replaced or modified; None for one that is missing."""
+    """Return for each file (mtime, size, inode), which changes if the file is replaced or modified; None if missing."""
     found: Stamps = []
     for path in paths:
         try:
@@ -168,26 +168,26 @@ def stamps(paths: Iterable[Path]) -> Stamps:
 
 
 NOT_HERE = Path()
-"""The place of a file that is not on this machine."""
+"""The path of a file that was not downloaded yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFiles:
-    """Where a model's files can be had; "" = not there. ``hf``, ``draft``: ``owner/name[:quantization]``."""
+    """The sources of a model's files; "" = none. ``hf``, ``draft``: ``owner/name[:quantization]``."""
 
     hf: str = ""
-    file: str = ""  # of that repository, in place of a quantization
+    file: str = ""  # of that repository, instead of a quantization
     url: str = ""
     docker: str = ""  # ``[registry/]repository[:tag]``
     draft: str = ""
     mmproj_url: str = ""  # of the multimodal projector
-    mmproj: bool = True  # with the multimodal projector in the model's folder, as llama-server
-    asked: bool = False  # by a client, just now, so that --offline doesn't forbid it
+    mmproj: bool = True  # also use the multimodal projector in the model's folder, as llama-server does
+    requested: bool = False  # a client requested the download, which --offline does not forbid
 
 
 @dataclass(frozen=True, slots=True)
 class DraftFile:
-    """A draft model, and how it is loaded."""
+    """A draft model and its load parameters."""
 
     path: Path
     native: LoadParams
@@ -195,18 +195,18 @@ class DraftFile:
 
 @dataclass(frozen=True, slots=True)
 class ChatParams:
-    """How chat requests of this model are rendered and read."""
+    """How prompts of this model are rendered, and how its replies are parsed."""
 
     template: str | None = None  # Jinja2 source that replaces the model's own
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     system_prompt: str = ""  # the first message of chats without a system message
     reasoning_format: ReasoningFormat = "auto"
     reasoning: Literal["on", "off", "auto"] = "auto"
-    reasoning_budget: int = -1  # most reasoning tokens; -1 = unlimited
+    reasoning_budget: int = -1  # limit of reasoning tokens; -1 = unlimited
     reasoning_budget_message: str = ""  # inserted before the closing tag when the budget is spent
     prefill_assistant: bool = True
-    tool_format: str = "auto"  # a name of chat.formats; auto = as the template shows
-    jinja: bool = True  # False: instead of a template the built-in one that llama.cpp takes it for
+    tool_format: str = "auto"  # a name of `server.formats`; auto = detected from the template
+    jinja: bool = True  # False: instead of the template, use llama.cpp's built-in equivalent
 
     def allowance(self, asked: int | None, message: str | None) -> ReasoningBudget:
         """Return the reasoning budget of a request: its own, or the model's."""
@@ -225,37 +225,37 @@ class ModelSpec:
     mmproj: Path | None = None
     draft: DraftFile | None = None
     load: Literal["startup", "on_demand"] = "on_demand"
-    isolation: Literal["auto", "none", "process"] = "none"  # process: it has one of its own (`pool.worker`)
+    isolation: Literal["auto", "none", "process"] = "none"  # process: in a worker process (`pool.worker`)
     pinned: bool = False  # never unloaded for other models
     native: LoadParams = field(default_factory=LoadParams)
     engine: EngineParams = field(default_factory=EngineParams)
     chat: ChatParams = field(default_factory=ChatParams)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     embd_normalize: int = 2  # -1 none, 0 largest = 32760, 1 taxicab, 2 euclidean, p > 2: p-norm
-    stop: tuple[str, ...] = ()  # of requests that name none
-    shape: ResponseFormat | None = None  # what the output of requests must match that ask for nothing
+    stop: tuple[str, ...] = ()  # default stop strings
+    shape: ResponseFormat | None = None  # default response format
     n_predict: int = -1  # default of max_tokens; -1 = none
     spm_infill: bool = False  # fill in the middle: suffix, prefix, middle instead of prefix, suffix, middle
     sleep_idle_s: float = -1.0  # -1 = never
     source: str = ""  # where it was configured, for error messages
     remote: RemoteFiles | None = None  # where missing files are downloaded
-    origin: Literal["preset", "models_dir", "cache"] = "preset"  # llama-server's words; preset = by somebody
-    hidden: bool = False  # served, but not listed: another model has the same file
-    args: tuple[str, ...] = ()  # the command line that would serve it alone
-    preset: str = ""  # its section of a preset file
+    origin: Literal["preset", "models_dir", "cache"] = "preset"  # llama-server's values; preset = configured
+    hidden: bool = False  # served but not listed, because another model has the same file
+    args: tuple[str, ...] = ()  # the command line that serves only this model
+    preset: str = ""  # its section in a preset file
 
     @property
     def missing(self) -> bool:
-        """Whether files have to be fetched before it can be loaded. Looks at the disk."""
+        """Whether files must be downloaded before the model can be loaded. Reads the file system."""
         if self.remote is None:
             return False
-        named = [self.path, self.draft.path if self.draft else None, self.mmproj if self.remote.mmproj_url else None]
-        return not all(os.path.isfile(path) for path in named if path is not None)
+        paths = [self.path, self.draft.path if self.draft else None, self.mmproj if self.remote.mmproj_url else None]
+        return not all(os.path.isfile(path) for path in paths if path is not None)
 
     def stamps(self) -> "Stamps":
-        """Return the `stamps` of the model's own files, its projector's and its draft model's."""
-        named = [self.path, self.mmproj, self.draft.path if self.draft else None]
-        return stamps([path for path in named if path is not None])
+        """Return the `stamps` of the files of the model, its projector and its draft model."""
+        paths = [self.path, self.mmproj, self.draft.path if self.draft else None]
+        return stamps([path for path in paths if path is not None])
 
     def with_adapters(self, adapters: Iterable[Adapter]) -> Self:
         """Return the specification that also loads those of `adapters` that were loaded at runtime, with their ids."""
@@ -263,9 +263,10 @@ class ModelSpec:
         files += [ScaledFile(Path(each.path), 0.0, each.id, each.name) for each in adapters if each.name]
         return replace(self, native=replace(self.native, lora=tuple(files)))
 
-    def by_name(self, text: str) -> str:
-        """`text`, which may quote the library or the system, with this model's files without their folders: replies
-        show it to clients that may not know where files are."""
+    def without_folders(self, text: str) -> str:
+        """Return `text`, an error of the library or the system, with this model's files without their folders. Clients
+        see it, and must not learn where files are.
+        """
         draft = [] if self.draft is None else [self.draft.path, *(one.path for one in self.draft.native.lora)]
         scaled = (*self.native.lora, *self.native.control_vectors)
         files = [self.path, *([] if self.mmproj is None else [self.mmproj]), *draft, *(one.path for one in scaled)]
@@ -275,7 +276,7 @@ class ModelSpec:
         return text
 
     def configured_for(self, task: Task) -> bool:
-        """Return whether the settings say so; the file may say that a model is made for another task."""
+        """Return whether the model is for `task` according to the settings; its file may say otherwise."""
         native = self.native
         ranks = native.pooling == "rank"
         embeds = not ranks and (native.embedding is True or native.pooling != "")

@@ -1,4 +1,4 @@
-"""What a model of the pool can be, and what may follow what."""
+"""The states of a model and their transitions."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 class Status(StrEnum):
     """The state of one configured model.
 
-    llama-server (tools/server/server-models.h, server_model_status) says "loaded" for READY, also for DRAINING
-    (a stopping instance counts as loaded until it has exited), and "unloaded" with ``failed: true`` for FAILED.
+    In llama-server (tools/server/server-models.h, server_model_status), READY and DRAINING are "loaded" (a stopping
+    instance counts as loaded until it has exited), and FAILED is "unloaded" with ``failed: true``.
     """
 
     UNLOADED = "unloaded"
     LOADING = "loading"
     READY = "ready"
-    DRAINING = "draining"  # takes no new lease; becomes UNLOADED or SLEEPING once it is freed
+    DRAINING = "draining"  # gets no new leases; becomes UNLOADED or SLEEPING when it is freed
     SLEEPING = "sleeping"  # freed after idling; the next acquire loads it again
     FAILED = "failed"  # the last load or download failed, freeing it did, or its process has ended
     DOWNLOADING = "downloading"  # its files are fetched; becomes UNLOADED or FAILED
@@ -42,33 +42,33 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
 }
 
 OCCUPYING = frozenset({Status.LOADING, Status.READY, Status.DRAINING})
-"""The states that hold native memory, and so count against ``models_max``."""
+"""The states with native memory, which count against ``models_max``."""
 
 LOADABLE = frozenset({Status.UNLOADED, Status.SLEEPING, Status.FAILED})
 
 NO_ROOM = "the other models leave no room"
-"""The failure of a model whose process has ended and that waits for room to be loaded again."""
+"""The failure of a model whose process has ended, and which cannot be loaded again because it does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What stays known of a loaded model while it sleeps: nothing here refers to native memory."""
+    """Facts of a loaded model that remain known while it sleeps, without references to native memory."""
 
     info: ModelInfo
     template: ChatTemplate
     n_ctx_seq: int
     n_slots: int
     loaded_at: float  # unix seconds
-    footprint: Footprint = field(default_factory=dict)  # what it has taken, or takes when it wakes up
-    fit: Fit | None = None  # as what it was loaded
+    footprint: Footprint = field(default_factory=dict)  # the memory that it took
+    fit: Fit | None = None  # of its last load
 
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """One model at one moment, for ``GET /models``, ``/health``, ``/props`` and ``/metrics``.
+    """A snapshot of one model for ``GET /models``, ``/health``, ``/props`` and ``/metrics``.
 
-    ``loaded`` is for looking only (statistics, slots): what it holds may be freed at the next ``await``. A caller
-    that uses the model takes a lease.
+    ``loaded`` is only for reading statistics and slots: the model may be freed at the next ``await``. A caller that
+    uses the model acquires a lease.
     """
 
     spec: ModelSpec
@@ -77,19 +77,19 @@ class ModelState:
     failure: str  # "" unless the status is FAILED, or an instance of a loaded model no longer steps
     facts: ModelFacts | None  # from the first load until the model is unloaded, also while it sleeps
     loaded: "LoadedModel | None"
-    sleeps_in_s: float | None  # until it is freed if nobody asks it for anything; None = never
+    sleeps_in_s: float | None  # seconds until it sleeps if it gets no request; None = never
     n_leases: int
     n_waiting: int  # callers of acquire that wait for this model
     queued: bool  # waits for its turn under models_max
     pinned: bool  # never unloaded for other models
-    downloads: tuple[FileProgress, ...] = ()  # its files, while they are fetched
-    media: frozenset[BitmapKind] = frozenset()  # what it sees or hears
+    downloads: tuple[FileProgress, ...] = ()  # its files while they are downloaded
+    media: frozenset[BitmapKind] = frozenset()  # supported kinds of media
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters that were loaded at runtime
-    restarting: bool = False  # its process has ended, and it is loaded again
+    restarting: bool = False  # its process has ended, and it will be loaded again
 
     @property
     def failed(self) -> bool:
-        """It can't serve: its load has failed, its process has ended, or no instance is left that steps."""
+        """Whether it cannot serve: its load has failed, its process has ended, or no instance steps."""
         return (
             self.status is Status.FAILED
             or self.restarting
@@ -98,15 +98,15 @@ class ModelState:
 
     @property
     def info(self) -> ModelInfo | None:
-        """The GGUF's facts, where they are known."""
+        """The facts of the GGUF, if they are known."""
         return self.facts.info if self.facts else None
 
     @property
     def generates(self) -> bool:
-        """Return whether it generates text; by the settings until the file is known."""
+        """Whether it generates text; according to the settings until the file was read."""
         return self.info.generates if self.info else self.spec.configured_for("generate")
 
     @property
     def embeds(self) -> bool:
-        """Return whether it computes vectors; by the settings until the file is known."""
+        """Whether it computes embeddings; according to the settings until the file was read."""
         return self.info.embeds if self.info else not self.generates

@@ -1,5 +1,5 @@
-"""Processes for untrusted input that the server can stop: `process` sends requests, `worker` runs in the child.
+"""Sandboxed processes for untrusted input: `process` starts them and sends requests, `worker` runs in them.
 
-They render templates, decode media and compile grammars. `memory` kills one when memory is low, and
-finds the server's control groups.
+They render templates, decode media and compile grammars. `memory` kills one when memory is low, and finds the server's
+control groups. `seccomp` restricts their system calls.
 """

@@ -1,9 +1,9 @@
 """Monitors available memory and kills a sandbox process before it runs out.
 
 `MemoryWatch` compares the available memory of the control group or the machine with a reserve. Below it, the watch
-kills the sandbox process that uses the most memory, and the request that it works for fails. Growth inside the
-server itself (weights, KV cells, prompts, compiled grammars) can't be attributed to a request; `short` only reports
-it. `control_groups` finds the groups whose limits hold, also those of CPUs.
+kills the sandbox process that uses the most memory, and its request fails. Growth of the server itself (weights, KV
+cells, prompts, compiled grammars) cannot be attributed to a request; ``shortage`` only reports it. `control_groups`
+finds the groups whose limits apply, also those of CPUs.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from server.sandbox.process import Process
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP, _OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_LEAST_BYTES = 64 << 20
-"""Of a process that is ended: a smaller one is not why memory is short."""
+_MIN_KILLED_BYTES = 64 << 20
+"""Smaller processes are not killed, as they are not the cause of a shortage."""
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +44,7 @@ def _limits() -> Iterator[tuple[Path, int]]:
 
 
 def total_bytes(otherwise: int) -> int:
-    """Memory of this process's control group, or of the machine; `otherwise` when unknown."""
+    """Return the memory of this process's control groups or of the machine; `otherwise` if unknown."""
     try:
         total = int(_MEMINFO.read_text().split()[1]) * 1024
     except (OSError, IndexError, ValueError):
@@ -55,8 +55,8 @@ def total_bytes(otherwise: int) -> int:
 def available_bytes() -> int:
     """Return the memory that can be allocated without swapping, within this process's control groups; 0 if unknown.
 
-    ``memory.current`` (cgroup v2) counts cached files, but the kernel evicts them under pressure, and a GGUF that
-    was just read or downloaded is one. So they count as available here, as in ``MemAvailable``.
+    ``memory.current`` (cgroup v2) counts cached files, such as a GGUF that was just read, but the kernel evicts them
+    when memory is short. So they count as available, as in ``MemAvailable``.
     """
     try:
         fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
@@ -73,8 +73,9 @@ def available_bytes() -> int:
 
 
 class MemoryWatch:
-    """``at_work``: returns the sandbox processes that work for requests. ``reserve_bytes``: 0 = no limit. ``shortage``:
-    why the server should get no more requests, "" while memory is sufficient.
+    """Kills sandbox processes when less than `reserve_bytes` are available (0 = never). `at_work` returns the processes
+    that work for requests. ``shortage``: the reason why the server should get no more requests; "" = memory is
+    sufficient.
     """
 
     def __init__(
@@ -94,14 +95,14 @@ class MemoryWatch:
                 log.warning("memory is enough again: %d MiB are left", left >> 20)
             self.shortage = ""
             return False
-        said = f"memory is short: {left >> 20} MiB are left, {self._reserve >> 20} are kept free (memory_reserve)"
+        message = f"memory is short: {left >> 20} MiB are left, {self._reserve >> 20} are kept free (memory_reserve)"
         if not self.shortage:
-            log.error("%s", said)
-        self.shortage = said
+            log.error("%s", message)
+        self.shortage = message
         sizes = [(process.resident_bytes, process) for process in self._at_work()]
         size, process = max(sizes, key=lambda each: each[0], default=(0, None))
-        if process is not None and size >= _LEAST_BYTES:
+        if process is not None and size >= _MIN_KILLED_BYTES:
             reason = f"the server's memory is short, and this took {size >> 20} MiB"
-            log.error("%s: process %d is ended, which takes %d MiB for a request", said, process.pid, size >> 20)
+            log.error("%s: process %d is ended, which takes %d MiB for a request", message, process.pid, size >> 20)
             process.kill(reason)
         return True

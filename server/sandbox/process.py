@@ -1,8 +1,8 @@
-"""Sandbox processes for work that may not terminate, exhaust memory or crash. A failure costs a process, which is
-replaced, and never the server.
+"""Sandbox processes for work that may not terminate, exhaust memory or crash. A failure ends only a process, which is
+replaced.
 
-`server.sandbox.seccomp` has a table of what they may do. The work of a process is one function of bytes, named
-``module:function`` (see `worker.main`).
+`server.sandbox.seccomp` has a table of permitted and refused actions. A process runs one function of bytes, which is
+named ``module:function`` (see `worker.main`).
 """
 
 import os
@@ -30,7 +30,7 @@ _SECRET = re.compile(r"LLAMAPOOL_|LLAMA_(ARG_|API_KEY)|HF_TOKEN|HUGGING_FACE_HUB
 
 
 def public_environment() -> dict[str, str]:
-    """Return the environment for programs that must not have the server's options, keys and tokens."""
+    """Return the environment without the server's options, keys and tokens."""
     return {name: value for name, value in os.environ.items() if not _SECRET.match(name)}
 
 
@@ -47,7 +47,7 @@ class WorkLimits:
 
 
 class Stopped(Exception):
-    """Work that took more than it may, or crashed."""
+    """The request exceeded a limit, or the process crashed."""
 
 
 class TookTooLong(Stopped):
@@ -55,21 +55,21 @@ class TookTooLong(Stopped):
 
 
 class NoAnswer(Stopped):
-    """Work that was not done in time, perhaps because the machine is busy."""
+    """There was no reply in time, perhaps because the machine is busy."""
 
 
 class MemoryShort(Stopped):
-    """Work that was ended because the server's memory is short."""
+    """The process was killed because the server's memory is short."""
 
 
 class Killed(Stopped):
-    """The process was killed, such as by the kernel's OOM killer."""
+    """The process was killed, for example by the kernel's OOM killer."""
 
 
 class Processes:
-    """A pool that starts a process on demand, one per concurrent caller. Thread-safe.
+    """A pool that starts a process for each concurrent caller on demand. Thread-safe.
 
-    ``max_idle``: of processes that wait for work.
+    `max_idle`: maximum number of idle processes.
     """
 
     def __init__(self, function: str, limits: WorkLimits, max_idle: int = 64) -> None:
@@ -95,20 +95,20 @@ class Processes:
 
     @contextmanager
     def borrowed(self, key: bytes = b"") -> Iterator["Process"]:
-        """Lend an idle process with that `key`, otherwise a new one, in place of the oldest if there are too many."""
-        process = self._taken(key)
+        """Yield an idle process with that `key`, or a new one, which replaces the oldest if there are too many."""
+        process = self._take(key)
         try:
             yield process
         finally:
             self._give_back(process)
 
     def warm(self) -> None:
-        """Start a process, so that the next request need not wait for it."""
+        """Start an idle process, so that the next request does not wait for the start."""
         if not self._closed and not self._idle:
             self._give_back(Process(self._function, self._limits))
 
     def close(self, *, kill: bool = False) -> None:
-        """End the processes; those at work end with their work, or now if `kill`."""
+        """Stop idle processes. Busy ones end after their request, or immediately if `kill`."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -122,7 +122,7 @@ class Processes:
             kind, answer, _ = process.ask(what, *request)
         return kind, answer
 
-    def _taken(self, key: bytes) -> "Process":
+    def _take(self, key: bytes) -> "Process":
         found: Process | None = None
         ended: list[Process] = []
         with self._lock:
@@ -163,19 +163,19 @@ class Process:
         self._limits = limits
         self._reason, self._unread = "", b""
         numbers = (limits.cpu_s, limits.memory_bytes, limits.answer_bytes)
-        given = (function, *map(str, numbers), *map(os.path.abspath, sys.path))
-        self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
-            [sys.executable, "-I", "-B", "-c", _BOOT, *given],
+        arguments = (function, *map(str, numbers), *map(os.path.abspath, sys.path))
+        self._process = subprocess.Popen(  # noqa: S603 - fixed program and arguments
+            [sys.executable, "-I", "-B", "-c", _BOOT, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={name: os.environ[name] for name in _INHERITED if name in os.environ},
             cwd="/",
-            start_new_session=True,  # a Ctrl-C is for the server
+            start_new_session=True,  # a Ctrl-C reaches only the server
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
-        os.set_blocking(self._to, False)
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._input, False)
 
     @property
     def pid(self) -> int:
@@ -186,15 +186,15 @@ class Process:
         return self._process.poll() is None
 
     def ask(self, what: bytes, *request: bytes) -> tuple[bytes, bytes, bool]:
-        """Return the kind of the reply, the reply, and whether the process can be reused.
+        """Send a request. Return the kind of the reply, the reply, and whether the process can be reused.
 
-        Raises `Stopped` if the request exceeded a limit; then the process can't be reused.
+        Raises `Stopped` if the request exceeded a limit; then the process cannot be reused.
         """
         deadline = time.monotonic() + self._limits.wall_s
         self.is_reusable = False
         try:
             self._write((HEAD.pack(what, sum(map(len, request)), True), *request), deadline)
-            kind, size, lasts = HEAD.unpack(self._read(HEAD.size, deadline))
+            kind, size, is_reusable = HEAD.unpack(self._read(HEAD.size, deadline))
             if size > self._limits.answer_bytes:
                 raise Stopped(f"the answer has more than {self._limits.answer_bytes} bytes")
             answer = self._read(size, deadline)
@@ -203,8 +203,8 @@ class Process:
         except (EOFError, BrokenPipeError):
             raise self._end() from None
         self.n_done += 1
-        self.is_reusable = lasts
-        return kind, answer, lasts
+        self.is_reusable = is_reusable
+        return kind, answer, is_reusable
 
     def _end(self) -> Stopped:
         status = self._process.wait()
@@ -225,12 +225,12 @@ class Process:
             return 0
 
     def kill(self, reason: str = "") -> None:
-        """Kill the process; an `ask` that waits for it raises `MemoryShort` with `reason`, without one `Killed`."""
+        """Kill the process. A waiting `ask` raises `MemoryShort` with `reason`; without a reason, `Killed`."""
         self._reason = reason
         self._process.kill()
 
     def stop(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process and wait for its end."""
         self._process.kill()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -238,16 +238,16 @@ class Process:
         self._process.wait()
 
     def _read(self, n_bytes: int, deadline: float) -> bytes:
-        """Return the next `n_bytes`. What else has arrived is kept: each call gives up the GIL, and a reply that is one
-        read and not four is there sooner.
+        """Return the next `n_bytes`, and keep further bytes for the next call. A reply thus takes fewer reads, each of
+        which releases the GIL.
         """
         poll = select.poll()
-        poll.register(self._from, select.POLLIN)
+        poll.register(self._output, select.POLLIN)
         parts, n_read = [self._unread], len(self._unread)
         while n_read < n_bytes:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
-            part = os.read(self._from, 1 << 16)  # a pipe holds no more
+            part = os.read(self._output, 1 << 16)  # the capacity of a pipe
             if not part:
                 raise EOFError
             parts.append(part)
@@ -258,12 +258,12 @@ class Process:
 
     def _write(self, parts: Sequence[bytes], deadline: float) -> None:
         poll = select.poll()
-        poll.register(self._to, select.POLLOUT)
+        poll.register(self._input, select.POLLOUT)
         left = [memoryview(part) for part in parts if part]
         while left:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
-            n_written = os.writev(self._to, left)
+            n_written = os.writev(self._input, left)
             while left and n_written >= len(left[0]):
                 n_written -= len(left.pop(0))
             if left:

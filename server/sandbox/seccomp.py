@@ -1,18 +1,18 @@
-"""A seccomp filter for sandbox processes: system calls that reach beyond the process fail.
+"""A seccomp filter for sandbox processes that refuses system calls with effects outside the process.
 
-| a sandbox process | by |
+| action of a sandbox process | |
 |---|---|
-| computes, allocates up to its limit, starts threads, reads its input and writes its output | allowed |
-| asks for names, sizes and times of files whose paths it knows | allowed |
-| opens no file and no connection | ``RLIMIT_NOFILE`` 0, ``RLIMIT_FSIZE`` 0 (`worker`) |
-| starts no process or program | this filter |
-| deletes, renames, links or changes no file, also not the log that it inherits | this filter |
-| sends no signal; reads, traces or limits no other process; raises no limit of its own | this filter |
-| uses no sockets, terminals, shared memory, namespaces, mounts, keys, eBPF, io_uring or perf events | this filter |
+| compute, allocate up to its limit, start threads, read its input, write its output | permitted |
+| get the size and times of a file whose path it knows | permitted |
+| open a file or a connection | refused by ``RLIMIT_NOFILE`` 0, ``RLIMIT_FSIZE`` 0 (`worker`) |
+| start a process or program | refused by this filter |
+| delete, rename, link or change a file, also the inherited log | refused by this filter |
+| send a signal; read, trace or limit another process; raise its limits | refused by this filter |
+| use sockets, terminals, shared memory, namespaces, mounts, keys, eBPF, io_uring, perf | refused by this filter |
 
-On Linux on x86-64 and ARM64, where the kernel has it; elsewhere only the limits hold. It is a list of what is refused,
-because a list of what is allowed would break with the next version of a C library. The list is complete for calls up
-to Linux 5.0. Newer ones do not exist in a sandbox, so that the C library uses the older ones.
+The filter needs Linux on x86-64 or ARM64; on other systems only the limits apply. It lists refused calls, because a
+list of permitted calls would break with the next version of a C library. The list is complete up to Linux 5.0. Newer
+calls return ENOSYS, so that the C library uses older ones.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ import sys
 from ctypes import POINTER, Structure, c_long, c_uint8, c_uint16, c_uint32
 
 _ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # linux/audit.h
-_FIRST_NEW = 424  # from here on both machines have the same numbers; above are x86-64's calls with short pointers (x32)
+_FIRST_NEW = 424  # from here on, both machines have the same numbers, besides x86-64's calls with short pointers (x32)
 _CLONE_THREAD, _NEW_NAMESPACES = 0x10000, 0x7E020000  # linux/sched.h
 _NO_NEW_PRIVILEGES = 38  # linux/prctl.h
 _SET_FILTER, _ALL_THREADS = 1, 1  # linux/seccomp.h
@@ -31,7 +31,7 @@ _LOAD, _RETURN, _EQUAL, _AT_LEAST, _HAS_BITS = 0x20, 0x06, 0x15, 0x35, 0x45  # l
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCH, _FIRST_ARGUMENT, _NEW_LIMIT = 0, 4, 16, 32  # offsets in struct seccomp_data
 
-# Numbers on x86-64 and ARM64 (asm/unistd_64.h, asm-generic/unistd.h); -: not there.
+# Numbers on x86-64 and ARM64 (asm/unistd_64.h, asm-generic/unistd.h); -: does not exist.
 _SECCOMP, _CLONE, _PRLIMIT = (317, 277), (56, 220), (302, 261)
 _REFUSED = """
 execve 59 221, execveat 322 281, uselib 134 -, fork 57 -, vfork 58 -, setpgid 109 154,
@@ -72,20 +72,20 @@ def problem() -> str:
     system = f"{sys.platform} on {os.uname().machine}"
     if sys.platform == "linux" and os.uname().machine in _ARCHES and sys.maxsize > 1 << 32:
         _seccomp(None)
-        if ctypes.get_errno() == errno.EFAULT:  # it reads the filter only if it has the call and its flag
+        if ctypes.get_errno() == errno.EFAULT:  # the kernel knows the call and its flag, and tried to read the filter
             return ""
         system = "this kernel"
     return f"{system} has no system call filter: a fault in a media decoder may delete files and end processes"
 
 
-def confine() -> None:
-    """Install the filter for all threads of this process, for ever, if the system has it. Raises OSError."""
+def install_filter() -> None:
+    """Install the filter permanently for all threads of this process, if the system supports it. Raises OSError."""
     if problem():
         return
     code = _program(os.uname().machine)
-    made = (_Instruction * len(code))(*(_Instruction(*each) for each in code))
+    instructions = (_Instruction * len(code))(*(_Instruction(*each) for each in code))
     library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or _seccomp(_Program(len(code), made)):
+    if library.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or _seccomp(_Program(len(code), instructions)):
         raise OSError(ctypes.get_errno(), "the seccomp filter cannot be installed")
 
 
@@ -97,18 +97,18 @@ def _seccomp(program: _Program | None) -> int:
 
 
 def _program(machine: str) -> list[tuple[int, int, int, int]]:
-    """Return the filter's instructions: code, jumps over so many instructions if true and false, value."""
-    which = list(_ARCHES).index(machine)
+    """Return the filter's instructions: code, number of instructions to skip if true and if false, value."""
+    column = list(_ARCHES).index(machine)
     refuse, allow = (_RETURN, 0, 0, _ERROR | errno.EPERM), (_RETURN, 0, 0, _ALLOW)
     code = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _ARCHES[machine]), refuse, (_LOAD, 0, 0, _NUMBER)]
     code += [(_AT_LEAST, 0, 1, _FIRST_NEW), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
     for numbers in re.findall(r"\w+ (\d+) (\d+|-)", _REFUSED):
-        if numbers[which] != "-":
-            code += [(_EQUAL, 0, 1, int(numbers[which])), refuse]
-    code += [(_EQUAL, 0, 5, _CLONE[which]), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
+        if numbers[column] != "-":
+            code += [(_EQUAL, 0, 1, int(numbers[column])), refuse]
+    code += [(_EQUAL, 0, 5, _CLONE[column]), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
     code += [(_HAS_BITS, 0, 2, _CLONE_THREAD), (_HAS_BITS, 1, 0, _NEW_NAMESPACES), allow, refuse]
-    # a limit may be read, of this process: root could raise it again
-    code += [(_EQUAL, 0, 7, _PRLIMIT[which])]
+    # prlimit may only read limits of this process, because root could raise them
+    code += [(_EQUAL, 0, 7, _PRLIMIT[column])]
     code += [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_EQUAL, 0, 4, 0), (_LOAD, 0, 0, _NEW_LIMIT), (_EQUAL, 0, 2, 0)]
     code += [(_LOAD, 0, 0, _NEW_LIMIT + 4), (_EQUAL, 1, 0, 0), refuse]
     return [*code, allow]

@@ -1,6 +1,6 @@
-"""Durable state of the API: stored responses, conversations, files and batches, in one SQLite file.
+"""Durable state of the API: stored responses, conversations, files and batches, in an SQLite file or in Redis.
 
-`Database` owns the connection and its thread. `Objects` stores JSON objects, their items and large values for each
-owner. `BatchObjects` stores also what became of a batch's requests. Every public method is a coroutine, and no
-statement runs on the event loop. Nothing here knows HTTP.
+`Database` owns the SQLite connection and its thread. `Objects` stores JSON objects of owners with their items and large
+values. `BatchObjects` also stores the requests of batches and their results. Public methods are coroutines, and no
+statement runs on the event loop. The package is independent of HTTP.
 """

@@ -1,7 +1,7 @@
-"""One SQLite connection, used by one thread.
+"""An SQLite connection, which one thread uses.
 
-The file is in WAL mode with ``synchronous=NORMAL``: what was committed survives ``kill -9`` of the server. Only a crash
-of the operating system can lose the last commits (sqlite.org/pragma.html#pragma_synchronous).
+The file is in WAL mode with ``synchronous=NORMAL``, so that commits survive ``kill -9`` of the server. Only a crash of
+the operating system can lose the last commits (sqlite.org/pragma.html#pragma_synchronous).
 """
 
 import asyncio
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = 3
 BUSY_S = 10.0
-"""Longest wait for another server's transaction on the same file."""
+"""Maximum wait for another server's transaction on the same file."""
 MEMORY = "memory"
 _SCHEMA = """
 CREATE TABLE objects (
@@ -65,16 +65,16 @@ CREATE TABLE token_usage (
   key TEXT NOT NULL, model TEXT NOT NULL, day TEXT NOT NULL, requests INTEGER NOT NULL, prompt INTEGER NOT NULL,
   cached INTEGER NOT NULL, completion INTEGER NOT NULL, PRIMARY KEY (day, key, model))
 """
-_COUNTED = {
+_QUOTA_BYTES = {
     "objects": ("n_bytes", "{row}.n_bytes"),
     "batch_lines": ("result", "length({row}.request) + coalesce(length({row}.result), 0)"),
 }
-"""Tables whose rows count against the quota: the column that may change later, and how many bytes a row counts.
-Triggers keep each owner's sum in the table `usage`."""
+"""Tables whose rows count against the quota: the column that updates may change, and the bytes of a row. Triggers keep
+the sum of each owner in the table `usage`."""
 
 
 def _counting_triggers() -> Iterator[str]:
-    for table, (column, counted) in _COUNTED.items():
+    for table, (column, counted) in _QUOTA_BYTES.items():
         new, old = counted.format(row="NEW"), counted.format(row="OLD")
         for name, event, owner, n_bytes in (
             ("added", "INSERT", "NEW", new),
@@ -94,10 +94,10 @@ def default_path() -> Path:
 
 
 def open_database(place: str, contents: str = "responses, files and batches") -> "Database":
-    """Open the state of `place`: ``auto``, ``memory`` or a path. `contents` is what the log says is in it.
+    """Open the state in `place`: ``auto``, ``memory`` or a path. `contents`: its description in the log.
 
-    ``auto`` is `default_path`; if that file cannot be written, the state is kept in memory and a warning says so.
-    Raises `ConfigError` for any other path that cannot be opened.
+    ``auto`` is `default_path`, or memory with a warning if that file cannot be opened. Raises `ConfigError` if another
+    path cannot be opened.
     """
     if place == MEMORY:
         return Database(None)
@@ -114,8 +114,8 @@ def open_database(place: str, contents: str = "responses, files and batches") ->
 class Database:
     """The connection to `path`, or to memory for None. Raises `ConfigError` if the file cannot be opened.
 
-    Several servers may use one file. ``worker`` identifies this one in it. While a server runs, it holds the lock of a
-    file of its own next to the database. So the others notice when it ends, also by ``kill -9``.
+    Several servers may use one file, in which ``worker`` identifies this one. A running server holds the lock of its
+    own file next to the database, so that others notice its end, even after ``kill -9``.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -125,9 +125,9 @@ class Database:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="state")
         try:
             self._connection = self._threads.submit(_connect, path).result()
-            weakref.finalize(self, self._connection.close)  # of an application that is never started, too
+            weakref.finalize(self, self._connection.close)  # also if the application is never started
             if path is not None:
-                self._lock = _locked(_lock_file(path, self.worker))
+                self._lock = _create_locked(_lock_file(path, self.worker))
                 for each in _lock_files(path):
                     if not _is_locked(each):  # its server was killed
                         each.unlink(missing_ok=True)
@@ -138,35 +138,35 @@ class Database:
             raise ConfigError(f"server.state: {path} cannot be opened: {error}; name another file") from None
 
     def is_running(self, worker: str) -> bool:
-        """Return whether the server with this id still runs. Blocking."""
+        """Return whether the server with this id still runs; blocks."""
         if worker == self.worker:
             return True
         return self.path is not None and _is_locked(_lock_file(self.path, worker))
 
     def is_alone(self) -> bool:
-        """Return whether no other running server uses the file. Blocking."""
+        """Return whether no other running server uses the file; blocks."""
         if self.path is None:
             return True
-        mine = _lock_file(self.path, self.worker)
-        return not any(_is_locked(each) for each in _lock_files(self.path) if each != mine)
+        own = _lock_file(self.path, self.worker)
+        return not any(_is_locked(each) for each in _lock_files(self.path) if each != own)
 
-    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what `work` returns, done in one transaction in the database's thread.
+    async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Return the result of `function`, called in one transaction in the database's thread.
 
-        The transaction is committed before this returns and rolled back if `work` raises. A caller that is cancelled
-        does not stop it. Raises `Unavailable` if SQLite fails, for example because the disk is full.
+        The transaction is committed before this returns, and rolled back if `function` raises. It continues if the
+        caller is cancelled. Raises `Unavailable` if SQLite fails, for example because the disk is full.
         """
-        return await asyncio.shield(asyncio.wrap_future(self._threads.submit(self._transact, work)))
+        return await asyncio.shield(asyncio.wrap_future(self._threads.submit(self._run_transaction, function)))
 
     async def execute(self, query: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """Return the rows of one statement in a transaction of its own. Raises `Unavailable`."""
+        """Return the rows of a statement, run in a separate transaction. Raises `Unavailable`."""
         return await self.run(lambda db: db.execute(query, values).fetchall())
 
-    def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _run_transaction(self, function: Callable[[sqlite3.Connection], T]) -> T:
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                found = work(self._connection)
+                result = function(self._connection)
             except BaseException:
                 self._connection.execute("ROLLBACK")
                 raise
@@ -176,10 +176,10 @@ class Database:
                 self._connection.execute("ROLLBACK")
             logger.exception("the state file cannot be used")
             raise Unavailable(f"the server's state cannot be used: {error}") from None
-        return found
+        return result
 
     def close(self) -> None:
-        """Finish what was submitted and close the file. Blocking."""
+        """Close the file after the submitted transactions; blocks."""
         self._threads.submit(self._connection.close)
         self._threads.shutdown()
         if self._lock is not None and self.path is not None:
@@ -196,7 +196,7 @@ def _lock_files(path: Path) -> list[Path]:
     return list(path.parent.glob(f"{glob.escape(path.name)}-server-*"))
 
 
-def _locked(path: Path) -> int:
+def _create_locked(path: Path) -> int:
     """Create and lock a file. Return its descriptor, which holds the lock."""
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -205,7 +205,7 @@ def _locked(path: Path) -> int:
             if os.path.samestat(os.stat(path), os.fstat(descriptor)):
                 return descriptor
         except FileNotFoundError:
-            pass  # another server took it for a stale file before it was locked
+            pass  # another server removed it as stale before it was locked
         os.close(descriptor)
 
 
@@ -238,7 +238,7 @@ def _connect(path: Path | None) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
     connection.row_factory = sqlite3.Row
-    with contextlib.suppress(sqlite3.OperationalError):  # a server that opens the new file, too, does it
+    with contextlib.suppress(sqlite3.OperationalError):  # another server that creates the file does it
         connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("BEGIN IMMEDIATE")

@@ -1,9 +1,9 @@
 """JSON objects of owners with their items: stored responses, conversations, files and batches.
 
-`Objects` is one API over two stores: `server.state.sqlite_objects` and `server.state.redis_objects`. Each object is one
-compressed document with its items; bytes, such as a file's, are stored separately. What an owner stores counts against
-a quota of uncompressed bytes. Only responses are evicted, the least recently used first. Using a response counts as
-using every response before it, so eviction never breaks a chain.
+`Objects` is the interface of two stores: `server.state.sqlite_objects` and `server.state.redis_objects`. An object is a
+compressed document with its items; bytes, such as a file's, are stored separately. Objects count against the owner's
+quota of uncompressed bytes. Only responses are evicted, the least recently used first. The use of a response counts as
+a use of all responses before it, so eviction never breaks a chain.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ Kind = Literal["response", "conversation", "file", "batch"]
 UNFINISHED = {"response": ("queued", "in_progress"), "batch": ("in_progress", "finalizing", "cancelling")}
 """The statuses in which a server works on an object, by kind."""
 MAX_CONVERSATION_VALUES = 1_000_000
-"""JSON values of a conversation with its items, counted as those of a body: `unpack` holds the GIL."""
+"""Limit of the JSON values of a conversation with its items, because `unpack` holds the GIL. Counted as in bodies."""
 _LENGTH_BYTES = 8
 
 
@@ -40,7 +40,7 @@ class QuotaExceeded(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """Which page of a list is wanted."""
+    """The position and size of a page of a list."""
 
     after: str | None = None  # the id of the entry before the page
     limit: int = 20
@@ -58,15 +58,15 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """An object."""
+    """An object with its items."""
 
     kind: Kind
     body: Json
-    items: list[tuple[bool, Json]] = field(default_factory=list)  # whether it is output, and the item
+    items: list[tuple[bool, Json]] = field(default_factory=list)  # (whether it is output, item)
     parent: str | None = None
     label: str | None = None
     expires_at: float | None = None
-    hidden: bool = False  # it was deleted, but other responses continue it
+    hidden: bool = False  # deleted, but continued by other responses
 
     @property
     def is_unfinished(self) -> bool:
@@ -77,9 +77,8 @@ Change = Callable[[Document | None], Document | None]
 
 
 def pack(document: Document, *, within_quota: bool = False) -> bytes:
-    """Return a document as `unpack` reads it: the number of its JSON bytes, then these, compressed.
-
-    Raises `QuotaExceeded` for a conversation above its limit, if it must stay `within_quota`.
+    """Return the number of a document's JSON bytes, followed by these, compressed. If `within_quota`, raise
+    `QuotaExceeded` for a conversation above its limit.
     """
     encoded = orjson.dumps(document)
     is_limited = within_quota and document.kind == "conversation"
@@ -92,7 +91,7 @@ def pack(document: Document, *, within_quota: bool = False) -> bytes:
 
 
 def unpack(packed: bytes) -> Document:
-    """Read what `pack` has written."""
+    """Return the document that was packed by `pack`."""
     return Document(**orjson.loads(zlib.decompress(packed[_LENGTH_BYTES:])))
 
 
@@ -102,9 +101,8 @@ def n_bytes_of(packed: bytes | None) -> int:
 
 
 class Objects(ABC):
-    """The objects of all owners. ``quota_bytes`` is each owner's. Every method raises `Unavailable` if the store fails.
-
-    A store implements the abstract methods. `load` also returns hidden documents.
+    """The objects of all owners. ``quota_bytes`` is the quota of each. All methods raise `Unavailable` if the store
+    fails. A store implements the abstract methods. `load` also returns hidden documents.
     """
 
     def __init__(self, quota_bytes: int, clock: Callable[[], float] = time.time) -> None:
@@ -112,10 +110,10 @@ class Objects(ABC):
 
     @abstractmethod
     async def load(self, owner: str, object_id: str) -> Document | None:
-        """Return a document, None if there is none."""
+        """Return a document; None if it does not exist."""
 
     async def ancestry(self, owner: str, object_id: str) -> dict[str, Document]:
-        """Return a document and all its parents by id, the newest first; none if there is no such document."""
+        """Return a document and all its parents by id, the newest first; empty if there is no such document."""
         found: dict[str, Document] = {}
         following: str | None = object_id
         while following is not None and (document := await self.load(owner, following)) is not None:
@@ -126,24 +124,24 @@ class Objects(ABC):
     async def change(
         self, owner: str, changes: Mapping[str, Change], data: bytes | None = None, *, within_quota: bool = True
     ) -> Document | None:
-        """Replace documents by what their `changes`, by id, make of them, all in one transaction. Replace the data of
-        the first one unless `data` is None, and return its new document.
+        """Apply `changes` to documents by id, in one transaction. Unless `data` is None, replace the data of the first
+        one. Return the new first document.
 
-        A change gets None for a document that is missing or hidden, and returns None to change nothing. Raises
-        `QuotaExceeded`, if all must stay `within_quota`; then nothing has changed.
+        A change is called with None for a missing or hidden document, and returns None to change nothing. If
+        `within_quota`, `QuotaExceeded` may be raised, after which nothing has changed.
         """
 
     @abstractmethod
     async def drop(self, owner: str, object_id: str) -> None:
-        """Delete an object, or hide it while others continue it. Delete its hidden parents that nothing continues."""
+        """Delete an object, or hide it while others continue it. Delete hidden parents that no response continues."""
 
     @abstractmethod
     async def touch(self, owner: str, object_ids: Iterable[str]) -> None:
-        """Note that responses are used now."""
+        """Set the time of last use of responses to now."""
 
     @abstractmethod
     async def data(self, owner: str, object_id: str) -> bytes | None:
-        """Return the bytes that were stored with an object, None if there are none."""
+        """Return the bytes that were stored with an object; None if there are none."""
 
     @abstractmethod
     async def find(self, owner: str, kind: Kind, query: PageQuery) -> Page:
@@ -155,14 +153,14 @@ class Objects(ABC):
 
     @abstractmethod
     async def take_over(self, kind: Kind, wanted: Callable[[Json], bool] = lambda _: True) -> list[tuple[str, Json]]:
-        """Make this server the worker of unfinished objects whose server has ended. Return them, each with its owner.
+        """Assign unfinished objects of ended servers to this server. Return them, each with its owner.
 
-        While other servers use the store, only `wanted` ones are taken.
+        While other servers use the store, only `wanted` objects are taken over.
         """
 
     @abstractmethod
     async def expire(self) -> int:
-        """Delete what has expired, of every owner. Return the number of objects."""
+        """Delete expired objects of all owners. Return their number."""
 
     async def put(
         self,
@@ -179,9 +177,9 @@ class Objects(ABC):
         append_to: str | None = None,
         within_quota: bool = True,
     ) -> None:
-        """Store `body` under ``body["id"]``, in place of an earlier version, with its items and `data`.
+        """Store `body` with its items and `data` under ``body["id"]``, replacing an earlier version.
 
-        `label` can be asked for in `find`. `append_to` names a conversation that gets the same items in the same
+        `find` can filter by `label`. The same items are appended to the conversation `append_to` in the same
         transaction. Raises `QuotaExceeded`.
         """
         items = [*((False, each) for each in inputs), *((True, each) for each in outputs)]
@@ -200,9 +198,8 @@ class Objects(ABC):
         *,
         expires_at: float | None = None,
     ) -> Json | None:
-        """Replace an object's body by ``change(body)``; its items stay. Return the new body, None if there is none.
-
-        `expires_at` replaces the time of its expiry, unless it is None.
+        """Replace an object's body by ``change(body)``, and keep its items. Return the new body; None if there is no
+        such object. `expires_at` replaces the time of expiry, unless it is None.
         """
 
         def changed(old: Document | None) -> Document | None:
@@ -214,12 +211,12 @@ class Objects(ABC):
         return None if found is None else found.body
 
     async def get(self, owner: str, kind: Kind, object_id: str) -> Json | None:
-        """Return the body, None if the owner has no such object."""
+        """Return the body; None if the owner has no such object."""
         found = await self.load(owner, object_id)
         return None if found is None or found.hidden or found.kind != kind else found.body
 
     async def attach(self, owner: str, object_id: str, data: bytes) -> None:
-        """Store `data` with an object, if the owner has it."""
+        """Store `data` with an object, if it exists."""
         await self.change(owner, {object_id: lambda old: old}, data)
 
     async def items(self, owner: str, object_id: str, *, is_output: bool | None = None) -> list[Json]:
@@ -242,7 +239,7 @@ class Objects(ABC):
         return Page(items[start : start + query.limit], len(items) > start + query.limit)
 
     async def item(self, owner: str, object_id: str, item_id: str) -> Json | None:
-        """Return one item of an object, None if it has no such item."""
+        """Return one item of an object; None if it has no such item."""
         return next((item for item in await self.items(owner, object_id) if item["id"] == item_id), None)
 
     async def append(self, owner: str, object_id: str, items: Sequence[Json]) -> bool:
@@ -250,11 +247,11 @@ class Objects(ABC):
         return await self.change(owner, {object_id: _appending(items)}) is not None
 
     async def remove_item(self, owner: str, object_id: str, item_id: str) -> bool:
-        """Delete one item. Return whether there was one."""
+        """Delete one item. Return whether it existed."""
 
         def without(old: Document | None) -> Document | None:
-            kept = [] if old is None else [pair for pair in old.items if pair[1]["id"] != item_id]
-            return None if old is None or len(kept) == len(old.items) else replace(old, items=kept)
+            rest = [] if old is None else [pair for pair in old.items if pair[1]["id"] != item_id]
+            return None if old is None or len(rest) == len(old.items) else replace(old, items=rest)
 
         return await self.change(owner, {object_id: without}, within_quota=False) is not None
 
@@ -263,21 +260,21 @@ class Objects(ABC):
         found = await self.ancestry(owner, object_id)
         if not found or found[object_id].hidden or found[object_id].kind != "response":
             return None
-        with contextlib.suppress(Unavailable):  # logged; a full store is still read
+        with contextlib.suppress(Unavailable):  # logged; a full store can still be read
             await self.touch(owner, found)
         return [item for document in reversed(found.values()) for _, item in document.items]
 
     async def find_items(self, owner: str, item_ids: Iterable[str]) -> dict[str, Json]:
-        """Return those of the items that the owner has stored, by id."""
+        """Return by id those of the items that the owner has stored."""
         wanted = {*item_ids}
         objects = await self.objects_of_items(owner, [*wanted]) if wanted else ()
         found = [item for each in objects for item in await self.items(owner, each)]
         return {item["id"]: item for item in found if item["id"] in wanted}
 
     async def remove(self, owner: str, kind: Kind, object_id: str) -> bool:
-        """Delete an object. Return whether there was one.
+        """Delete an object. Return whether it existed.
 
-        A response that others continue is hidden and keeps its items until the last of them is deleted.
+        A response that others continue is hidden, and keeps its items until the last of these is deleted.
         """
         found = await self.get(owner, kind, object_id)
         if found is not None:

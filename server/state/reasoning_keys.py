@@ -1,6 +1,6 @@
 """The secrets that encrypt reasoning text in opaque fields of replies (`server.dialects.reasoning_cipher`).
 
-They outlive the server: an agent whose session continues after a restart sends the fields of earlier replies back.
+They must survive a restart of the server, after which agents continue sessions with the fields of earlier replies.
 """
 
 import logging
@@ -12,15 +12,15 @@ from server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-LEAST_BYTES = 16
+MIN_BYTES = 16
 _NEW_BYTES = 32
 
 
 def reasoning_secrets(key_file: Path | None, state: Path | None) -> list[bytes]:
-    """Return the secrets, the one that encrypts first.
+    """Return the secrets; the first one encrypts.
 
     `key_file` has one on each line. Otherwise the secret is in a file next to the `state` file, which is created with a
-    random one. If the state is in memory (None), the secret is too, and ends with the server. Raises `ConfigError`.
+    random secret. If the state is in memory (None), so is the secret. Raises `ConfigError`.
     """
     if key_file is not None:
         return _read(key_file)
@@ -43,16 +43,16 @@ def _read(path: Path) -> list[bytes]:
     except OSError as error:
         raise ConfigError(f"server.reasoning_key_file: {path}: {error.strerror}; check the path") from None
     found = [line.strip() for line in lines if line.strip()]
-    if not found or min(map(len, found)) < LEAST_BYTES:
+    if not found or min(map(len, found)) < MIN_BYTES:
         raise ConfigError(
-            f"server.reasoning_key_file: {path}: each line must have at least {LEAST_BYTES} bytes; "
+            f"server.reasoning_key_file: {path}: each line must have at least {MIN_BYTES} bytes; "
             "create a key with: openssl rand -base64 32"
         )
     return found
 
 
 def _create(path: Path) -> None:
-    """Create the file with a random secret if there is none. Of several servers that do so at once, one wins."""
+    """Create the file with a random secret if it does not exist. If several servers do so, the first one wins."""
     if path.exists():
         return
     draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")

@@ -1,7 +1,7 @@
 """The stored responses, conversations and files of several replicas, in Redis.
 
-Sorted sets have the order of lists, the time of last use and the expiry. Every change of an object is a transaction
-that starts again if another replica has changed the object meanwhile.
+Sorted sets contain the order of lists, times of last use and times of expiry. Each change of an object is a
+transaction, which is repeated if another replica has changed the object meanwhile.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from server.state.objects import (
 from server.state.redis import PREFIX, Redis
 
 WORKER_TTL_S = 30
-"""A replica that has not been heard of for so long has ended."""
+"""A replica without a heartbeat for this time counts as ended."""
 _PAGE = 100
 MAX_DOCUMENT_BYTES = 64 << 20
-"""Most JSON bytes of an object with its items, because Redis limits values."""
+"""Limit of the JSON bytes of an object with its items, because Redis limits values."""
 _DROP = """
 local packed = redis.call('GET', KEYS[1])
 if not packed or redis.sha1hex(packed) ~= ARGV[1] or (redis.call('SCARD', KEYS[3]) > 0) ~= (ARGV[2] ~= '') then
@@ -48,9 +48,9 @@ redis.call('ZREM', KEYS[8], ARGV[5])
 for i = 9, #KEYS do redis.call('SREM', KEYS[i], ARGV[5]) end
 return 1
 """
-"""Deletes an object, or replaces it by a hidden one (ARGV[2]), if it has not changed. A hidden one stays in the order
-of use (KEYS[7]): it is evicted if a failure keeps it from being deleted with the last one that continues it. A Redis
-without memory refuses transactions, and commands such as DECRBY except in a script that has deleted something.
+"""Delete an object, or replace it by a hidden one (ARGV[2]), if it has not changed. A hidden one stays in the order of
+use (KEYS[7]), so that it is evicted if its later deletion fails. A Redis without free memory refuses transactions, and
+commands such as DECRBY outside of a script that has deleted something.
 """
 
 
@@ -59,19 +59,17 @@ def _key(*parts: str) -> str:
 
 
 def _read(packed: bytes) -> tuple[Document, str]:
-    """Return a document and its digest, with which `_DROP` notices a change. Blocking: it may have 64 MiB."""
+    """Return a document and its digest, by which `_DROP` detects changes. Slow: it may have `MAX_DOCUMENT_BYTES`."""
     return unpack(packed), sha1(packed, usedforsecurity=False).hexdigest()
 
 
 class RedisObjects(Objects):
-    """`Objects` in Redis. ``worker`` identifies this replica. ``since`` is the time of its first heartbeat after the
-    last gap, None in a gap.
-    """
+    """`Objects` in Redis. ``worker`` identifies this replica."""
 
     def __init__(self, redis: Redis, quota_bytes: int, clock: Callable[[], float] = time.time) -> None:
         super().__init__(quota_bytes, clock)
         self.redis, self.worker = redis, secrets.token_hex(8)
-        self._since: float | None = None
+        self._since: float | None = None  # time of the first heartbeat after the last gap; None in a gap
 
     async def load(self, owner: str, object_id: str) -> Document | None:
         packed = await self.redis.do("get", _key("object", owner, object_id))
@@ -82,7 +80,7 @@ class RedisObjects(Objects):
     ) -> Document | None:
         first = next(iter(changes))
 
-        async def work(pipe: Any) -> Document | None:
+        async def transaction(pipe: Any) -> Document | None:
             planned: list[tuple[str, Document | None, Document, bytes, int]] = []
             for object_id, change in changes.items():
                 packed = await pipe.get(_key("object", owner, object_id))
@@ -97,9 +95,9 @@ class RedisObjects(Objects):
                 if data is not None and object_id == first:
                     grown += len(data) - await pipe.strlen(_key("data", owner, object_id))
                 planned.append((object_id, old, new, encoded, grown))
-            all_grown = sum(grown for *_, grown in planned)
-            if within_quota and all_grown > 0:
-                await self._make_room(owner, all_grown, keep=first)
+            total_grown = sum(grown for *_, grown in planned)
+            if within_quota and total_grown > 0:
+                await self._evict(owner, total_grown, keep=first)
             pipe.multi()
             for object_id, old, new, encoded, grown in planned:
                 self._write(pipe, owner, object_id, old, new)
@@ -110,7 +108,7 @@ class RedisObjects(Objects):
             return next((new for object_id, _, new, *_ in planned if object_id == first), None)
 
         keys = [_key("object", owner, object_id) for object_id in changes]
-        found: Document | None = await self.redis.do("transaction", work, *keys, value_from_callable=True)
+        found: Document | None = await self.redis.do("transaction", transaction, *keys, value_from_callable=True)
         return found
 
     def _write(self, pipe: Any, owner: str, object_id: str, old: Document | None, new: Document) -> None:
@@ -148,17 +146,17 @@ class RedisObjects(Objects):
             old, digest = await asyncio.to_thread(_read, packed)
             if only_hidden and not old.hidden:
                 return None
-            kept, parent, sets = b"", old.parent, [_key("item", owner, item["id"]) for _, item in old.items]
+            hidden, parent, sets = b"", old.parent, [_key("item", owner, item["id"]) for _, item in old.items]
             if await self.redis.do("scard", _key("children", owner, object_id)):
-                kept = await asyncio.to_thread(pack, replace(old, hidden=True, expires_at=None))
+                hidden = await asyncio.to_thread(pack, replace(old, hidden=True, expires_at=None))
                 parent, sets = None, []
             elif parent is not None:
                 sets.append(_key("children", owner, parent))
             keys = [_key(kind, owner, object_id) for kind in ("object", "data", "children")]
             keys += _key("bytes", owner), _key("expires"), _key("unfinished"), _key("used", owner)
             keys += _key("index", owner, old.kind), *sets
-            n_freed = n_bytes_of(packed) - n_bytes_of(kept)
-            is_done = await self.redis.do("eval", _DROP, len(keys), *keys, digest, kept, n_freed, name, object_id)
+            n_freed = n_bytes_of(packed) - n_bytes_of(hidden)
+            is_done = await self.redis.do("eval", _DROP, len(keys), *keys, digest, hidden, n_freed, name, object_id)
         return parent
 
     async def touch(self, owner: str, object_ids: Iterable[str]) -> None:
@@ -189,22 +187,22 @@ class RedisObjects(Objects):
         found = set[str]()
         for start in range(0, len(item_ids), _PAGE):
 
-            async def work(client: Any, page: Sequence[str] = item_ids[start : start + _PAGE]) -> list[bytes | None]:
+            async def look_up(client: Any, page: Sequence[str] = item_ids[start : start + _PAGE]) -> list[bytes | None]:
                 async with client.pipeline(transaction=False) as pipe:
                     for each in page:
                         pipe.srandmember(_key("item", owner, each))
                     return list(await pipe.execute())
 
-            found |= {each.decode() for each in await self.redis.call(work) if each is not None}
+            found |= {each.decode() for each in await self.redis.call(look_up) if each is not None}
         return found
 
     async def take_over(self, kind: Kind, wanted: Callable[[Json], bool] = lambda _: True) -> list[tuple[str, Json]]:
-        """Take over unfinished objects, and record that this replica runs. Call it every few seconds.
+        """Send a heartbeat of this replica, and take over unfinished objects. Call it every few seconds.
 
-        Nothing is taken over until this replica's heartbeat has had no gap for `WORKER_TTL_S`: after an outage the keys
-        of replicas that still run have expired.
+        No object is taken over until the heartbeats of this replica had no gap for `WORKER_TTL_S`: after an outage, the
+        keys of running replicas have expired.
         """
-        since, self._since = self._since, None  # a gap, if the next line fails
+        since, self._since = self._since, None  # remains None if the heartbeat fails
         previous = await self.redis.do("set", _key("worker", self.worker), 1, ex=WORKER_TTL_S, get=True)
         self._since = self.clock() if previous is None or since is None else since
         if self.clock() - self._since < WORKER_TTL_S:
@@ -227,11 +225,11 @@ class RedisObjects(Objects):
         for name in due:
             owner, _, object_id = name.decode().partition(":")
             await self.drop(owner, object_id)
-            await self.redis.do("zrem", _key("expires"), name)  # last, so that what fails is tried again
+            await self.redis.do("zrem", _key("expires"), name)  # last, so that a failed deletion is repeated
         return len(due)
 
-    async def _make_room(self, owner: str, n_bytes: int, *, keep: str) -> None:
-        """Evict the least recently used responses until `n_bytes` more are within the quota. Raises `QuotaExceeded`."""
+    async def _evict(self, owner: str, n_bytes: int, *, keep: str) -> None:
+        """Evict the least recently used responses until `n_bytes` more fit the quota. Raises `QuotaExceeded`."""
         if n_bytes > self.quota_bytes:
             raise QuotaExceeded.of(self.quota_bytes)
         while int(await self.redis.do("get", _key("bytes", owner)) or 0) + n_bytes > self.quota_bytes:

@@ -1,4 +1,4 @@
-"""The stored objects of one machine, in SQLite. Every method is one transaction."""
+"""The stored objects of one machine, in SQLite. Each method is one transaction."""
 
 import sqlite3
 import time
@@ -52,19 +52,19 @@ class SqliteObjects(Objects):
         return await self.database.run(lambda db: _document(db, owner, object_id))
 
     async def ancestry(self, owner: str, object_id: str) -> dict[str, Document]:
-        def work(db: sqlite3.Connection) -> dict[str, Document]:
+        def transaction(db: sqlite3.Connection) -> dict[str, Document]:
             found: dict[str, Document] = {}
             following: str | None = object_id
             while following is not None and (document := _document(db, owner, following)) is not None:
                 found[following], following = document, document.parent
             return found
 
-        return await self.database.run(work)  # one transaction instead of one per document
+        return await self.database.run(transaction)  # one transaction instead of one per document
 
     async def change(
         self, owner: str, changes: Mapping[str, Change], data: bytes | None = None, *, within_quota: bool = True
     ) -> Document | None:
-        def work(db: sqlite3.Connection) -> Document | None:
+        def transaction(db: sqlite3.Connection) -> Document | None:
             first = next(iter(changes))
             found = {
                 object_id: self.change_one(
@@ -73,10 +73,10 @@ class SqliteObjects(Objects):
                 for object_id, change in changes.items()
             }
             if within_quota and any(found.values()):
-                self.fit(db, owner, keep=first)
+                self.evict(db, owner, keep=first)
             return found[first]
 
-        return await self.database.run(work)
+        return await self.database.run(transaction)
 
     def change_one(
         self,
@@ -88,7 +88,7 @@ class SqliteObjects(Objects):
         *,
         within_quota: bool = True,
     ) -> Document | None:
-        """Do what `change` does with one document, as a part of a transaction."""
+        """Apply `change` to one document as part of a transaction."""
         old = _document(db, owner, object_id)
         new = change(None if old is None or old.hidden else old)
         if new is None:
@@ -99,8 +99,8 @@ class SqliteObjects(Objects):
         values |= {"n_bytes": n_bytes_of(packed) + len(data or b""), "data": data, "used_at": self.clock()}
         db.execute(_UPSERT, values)
         before, now = ({item["id"] for _, item in each.items} if each else set() for each in (old, new))
-        gone, added = (((owner, each, object_id) for each in ids) for ids in (before - now, now - before))
-        db.executemany("DELETE FROM items WHERE owner = ? AND id = ? AND object_id = ?", gone)
+        removed, added = (((owner, each, object_id) for each in ids) for ids in (before - now, now - before))
+        db.executemany("DELETE FROM items WHERE owner = ? AND id = ? AND object_id = ?", removed)
         db.executemany("INSERT OR IGNORE INTO items (owner, id, object_id) VALUES (?, ?, ?)", added)
         return new
 
@@ -119,7 +119,7 @@ class SqliteObjects(Objects):
         return rows[0]["data"] if rows else None
 
     async def find(self, owner: str, kind: Kind, query: PageQuery) -> Page:
-        def work(db: sqlite3.Connection) -> Page:
+        def transaction(db: sqlite3.Connection) -> Page:
             where, values = "owner = ? AND kind = ? AND NOT hidden", [owner, kind]
             start: list[Any] = []
             if query.after is not None:
@@ -136,19 +136,19 @@ class SqliteObjects(Objects):
             ).fetchall()
             return Page([unpack(row["document"]).body for row in rows[: query.limit]], len(rows) > query.limit)
 
-        return await self.database.run(work)
+        return await self.database.run(transaction)
 
     async def objects_of_items(self, owner: str, item_ids: Sequence[str]) -> set[str]:
         query = "SELECT object_id FROM items WHERE owner = ? AND id = ? LIMIT 1"
 
-        def work(db: sqlite3.Connection) -> set[str]:
+        def transaction(db: sqlite3.Connection) -> set[str]:
             rows = [db.execute(query, (owner, each)).fetchone() for each in item_ids]
             return {row["object_id"] for row in rows if row is not None}
 
-        return await self.database.run(work)
+        return await self.database.run(transaction)
 
     async def take_over(self, kind: Kind, wanted: Callable[[Json], bool] = lambda _: True) -> list[tuple[str, Json]]:
-        def work(db: sqlite3.Connection) -> list[tuple[str, Json]]:
+        def transaction(db: sqlite3.Connection) -> list[tuple[str, Json]]:
             rows = db.execute(
                 "SELECT owner, id, worker, document FROM objects"
                 " WHERE kind = ? AND is_unfinished AND worker <> ? AND NOT hidden ORDER BY seq",
@@ -165,25 +165,25 @@ class SqliteObjects(Objects):
                     taken.append((row["owner"], body))
             return taken
 
-        return await self.database.run(work)
+        return await self.database.run(transaction)
 
     async def unfinished(self, kind: Kind) -> list[tuple[str, Json]]:
-        """Return the unfinished objects whose worker is this server, each with its owner."""
+        """Return the unfinished objects that are assigned to this server, each with its owner."""
         query = "SELECT owner, document FROM objects WHERE kind = ? AND is_unfinished AND worker = ? AND NOT hidden"
         rows = await self.database.execute(f"{query} ORDER BY seq", (kind, self.database.worker))
         return [(row["owner"], unpack(row["document"]).body) for row in rows]
 
     async def expire(self) -> int:
-        def work(db: sqlite3.Connection) -> int:
+        def transaction(db: sqlite3.Connection) -> int:
             query = "SELECT owner, id FROM objects WHERE expires_at < ? ORDER BY seq DESC"
             rows = db.execute(query, (self.clock(),)).fetchall()
             for row in rows:
                 _drop(db, row["owner"], row["id"])
             return len(rows)
 
-        return await self.database.run(work)
+        return await self.database.run(transaction)
 
-    def fit(self, db: sqlite3.Connection, owner: str, *, keep: str) -> None:
+    def evict(self, db: sqlite3.Connection, owner: str, *, keep: str) -> None:
         """Evict the least recently used responses until the owner is within the quota. Raises `QuotaExceeded`."""
         while (used := db.execute("SELECT n_bytes FROM usage WHERE owner = ?", (owner,)).fetchone()) is not None:
             if used["n_bytes"] <= self.quota_bytes:

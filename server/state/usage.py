@@ -1,7 +1,7 @@
 """The ledger of requests and tokens by API key, model and day (UTC), in the server's state database or in Redis.
 
-Usage is added in memory and written at most `FLUSH_S` later in one transaction, so ``kill -9`` loses no more than that.
-Several servers may share the file or Redis: rows are increments, and each write reads the sums of all servers again.
+Usage is counted in memory and written at most `FLUSH_S` later in one transaction, so ``kill -9`` loses only that.
+Several servers may share the file or Redis: writes are increments, and each write returns the sums of all servers.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _SPENT_TTL_S = 62 * 86_400
 
 
 class Counts(NamedTuple):
-    """Requests, and tokens of prompts, of these from a cache, and of completions."""
+    """Numbers of requests, prompt tokens, cached prompt tokens, and completion tokens."""
 
     requests: int = 0
     prompt: int = 0
@@ -51,9 +51,9 @@ class Counts(NamedTuple):
 
 
 Usage = dict[tuple[str, str, str], Counts]
-"""By day (``YYYY-MM-DD``, UTC), key and model."""
+"""Counts by day (``YYYY-MM-DD``, UTC), key and model."""
 Spent = Sequence[tuple[str, int, int]]
-"""Keys with their tokens of a day and of its month."""
+"""(key, tokens of a day, tokens of its month)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class DatabaseUsage:
     database: Database
 
     async def write(self, added: Usage, today: str) -> Spent:
-        """Add to the rows and return what all servers have counted today and this month."""
+        """Add usage, and return the tokens of all servers today and this month."""
 
-        def work(connection: sqlite3.Connection) -> Spent:
+        def transaction(connection: sqlite3.Connection) -> Spent:
             connection.executemany(_ADD, [(*names, *counts) for names, counts in added.items()])
             return [tuple(row) for row in connection.execute(_SPENT, (today, f"{today[:7]}-%"))]
 
-        return await self.database.run(work)
+        return await self.database.run(transaction)
 
     async def read(self, start: str, end: str, key: str | None, model: str | None) -> Usage:
         """Return the usage of the days `start` to `end`, optionally of one key and model."""
@@ -81,7 +81,7 @@ class DatabaseUsage:
 class RedisUsage:
     """`DatabaseUsage` in Redis: a hash of counts for each day, and the sums of keys for each day and month.
 
-    A write whose reply is lost is repeated, so an outage can count half a second of usage twice.
+    A write whose reply is lost is repeated, so an outage may count `FLUSH_S` of usage twice.
     """
 
     redis: Redis
@@ -89,7 +89,7 @@ class RedisUsage:
     async def write(self, added: Usage, today: str) -> Spent:
         sums = [_SPENT_KEY + today, _SPENT_KEY + today[:7]]
 
-        async def work(client: Any) -> list[dict[bytes, bytes]]:
+        async def transaction(client: Any) -> list[dict[bytes, bytes]]:
             async with client.pipeline(transaction=True) as pipe:
                 if added:
                     pipe.sadd(_DAYS_KEY, *{day for day, _, _ in added})
@@ -105,21 +105,21 @@ class RedisUsage:
                 found: list[dict[bytes, bytes]] = await pipe.execute()
                 return found[-len(sums) :]
 
-        of_day, of_month = await self.redis.call(work)
+        of_day, of_month = await self.redis.call(transaction)
         return [(key.decode(), int(of_day.get(key, 0)), int(n)) for key, n in of_month.items()]
 
     async def read(self, start: str, end: str, key: str | None, model: str | None) -> Usage:
         all_days = await self.redis.do("smembers", _DAYS_KEY)
         days = [day for day in map(bytes.decode, all_days) if start <= day <= end]
 
-        async def work(client: Any) -> list[dict[bytes, bytes]]:
+        async def load(client: Any) -> list[dict[bytes, bytes]]:
             async with client.pipeline(transaction=False) as pipe:
                 for day in days:
                     pipe.hgetall(_DAY_KEY + day)
                 return list(await pipe.execute())
 
         found: Usage = {}
-        for day, counts in zip(days, await self.redis.call(work), strict=True):
+        for day, counts in zip(days, await self.redis.call(load), strict=True):
             for packed, n in counts.items():
                 of_key, of_model, what = orjson.loads(packed)
                 if key in (None, of_key) and model in (None, of_model):
@@ -132,23 +132,23 @@ def _add(usage: Usage, names: tuple[str, str, str], counts: Counts) -> None:
 
 
 class UsageLedger:
-    """Counts usage. Used on the event loop; `clock` returns Unix seconds."""
+    """Counts usage on the event loop. `clock` returns Unix seconds."""
 
     def __init__(self, store: DatabaseUsage | RedisUsage, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
         self._pending: Usage = {}
-        self._spent: dict[str, tuple[str, int, int]] = {}  # by key: the day, tokens of that day, of its month
+        self._spent: dict[str, tuple[str, int, int]] = {}  # key -> (day, tokens of that day, tokens of its month)
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
 
     def add(self, key: str, model: str, *, prompt: int, cached: int, completion: int) -> None:
-        """Count a request of `key` ("" = none) with this many tokens."""
+        """Count a request of `key` ("" = none) and its tokens."""
         _add(self._pending, (self._day(), key, model), Counts(1, prompt, cached, completion))
         self._charge(key, prompt + completion)
         self._changed.set()
 
     def spent(self, key: str) -> tuple[int, int]:
-        """Return the tokens of `key` of today and of this month, prompts and completions together."""
+        """Return the prompt and completion tokens of `key` today and this month."""
         today = self._day()
         day, of_day, of_month = self._spent.get(key, (today, 0, 0))
         return of_day if day == today else 0, of_month if day[:7] == today[:7] else 0
@@ -158,28 +158,28 @@ class UsageLedger:
         return {key: self.spent(key) for key in self._spent}
 
     async def run(self) -> None:
-        """Read this month's usage, then write usage periodically, until cancelled."""
+        """Read the usage of this month, and then write usage periodically until cancelled."""
         self._changed.set()
         while True:
             await self._changed.wait()
             try:
                 await self._write()
                 await asyncio.sleep(FLUSH_S)
-            except Unavailable:  # logged; the usage stays in memory
+            except Unavailable:  # logged; usage stays in memory
                 await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Write what is left."""
+        """Write pending usage."""
         with contextlib.suppress(Unavailable):
             await self._write()
 
     async def find(self, start: str, end: str, key: str | None = None, model: str | None = None) -> Usage:
-        """Return the usage of the days `start` to `end`, optionally of one key and model, ordered by day, with what
-        cannot be written now. Raises `Unavailable` if nothing can be read.
+        """Return the usage of the days `start` to `end`, optionally of one key and model, ordered by day, including
+        pending usage. Raises `Unavailable` if the store cannot be read.
         """
         with contextlib.suppress(Unavailable):
             await self._write()
-        async with self._writing:  # so that no usage is both in memory and in the store
+        async with self._writing:  # so that no usage is counted twice, in memory and in the store
             found = await self._store.read(start, end, key, model)
             for names, counts in self._pending.items():
                 if start <= names[0] <= end and key in (None, names[1]) and model in (None, names[2]):
@@ -187,7 +187,7 @@ class UsageLedger:
         return dict(sorted(found.items()))
 
     async def _write(self) -> None:
-        """Write what is pending, also if the caller is cancelled meanwhile. Raises `Unavailable`."""
+        """Write pending usage, even if the caller is cancelled meanwhile. Raises `Unavailable`."""
         await asyncio.shield(self._write_pending())
 
     async def _write_pending(self) -> None:

@@ -1,7 +1,7 @@
-"""Makes baseline.json out of runs of llama-server: ``python baseline.py RUN.json [RUN.json ...]``.
+"""Write baseline.json from runs of llama-server: ``python baseline.py RUN.json [RUN.json ...]``.
 
-A test counts as passed when every run passed it. Free texts that differ between runs are left out. The tests that also
-pass against a server that does nothing are those of the earlier baseline.json.
+A test counts as passed if it passed in every run. Unconstrained texts that differ between runs are left out. The marks
+of tests that also pass against a server that does nothing are copied from the earlier baseline.json.
 """
 
 import json
@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def main(*runs: Path) -> None:
-    """Write it."""
+    """Write baseline.json from the results of `runs`."""
     earlier, *results = (json.loads(path.read_text())["tests"] for path in (HERE / "baseline.json", *runs))
     lines = []
     for name, first in results[0].items():

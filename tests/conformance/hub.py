@@ -1,5 +1,5 @@
-"""What stands in for the model hub: substitute files (`models`), `tests/support/stand_in_hub.py` that serves them, and
-a cache of the hub's form.
+"""The model hub of the suite: substitute files (`models`), served by `tests/support/fake_hub.py`, and a download
+cache that contains them.
 """
 
 import urllib.parse
@@ -7,19 +7,19 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from stand_in_hub import COMMIT, RESOLVE, stand_in_hub
+from fake_hub import COMMIT, RESOLVE, fake_hub
 
 DOWNLOADED = ("ggml-org/test-model-router-download", "ggml-org/test-preset-ci")
-"""Repositories that the suite downloads by itself, so that they are in no cache."""
+"""Repositories that are not in the cache, because the suite tests their download."""
 _NO_IMAGE = b"<!doctype html><title>not an image</title>"
 
 
 class NoSubstituteError(Exception):
-    """A model that `models` does not make."""
+    """`models` generates no substitute for a model."""
 
 
 class Hub:
-    """The substitute files in `models`, by the names of the hub's repositories."""
+    """Find and serve the substitute files in the folder `models` by the names of the hub's repositories."""
 
     def __init__(self, models: Path) -> None:
         self._repositories = models / "hub"
@@ -28,17 +28,17 @@ class Hub:
         self.url = ""
 
     def start(self) -> None:
-        """Answer on the loopback until the process ends; `url` says where."""
+        """Serve at `url`, on loopback, until the process ends."""
         images = {path.name: path.read_bytes() for path in self._images.iterdir()}
         contents = {
             name: {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-            for name, root in self._all()
+            for name, root in self._repository_folders()
         }
-        hub = self._running.enter_context(stand_in_hub(contents))
+        hub = self._running.enter_context(fake_hub(contents))
         hub.lfs, hub.everywhere, self.url = False, {**images, "index.html": _NO_IMAGE}, hub.url
 
-    def here(self, url: Any) -> Any:
-        """A web address that the suite names, on the loopback."""
+    def on_loopback(self, url: Any) -> Any:
+        """Return the URL of the local hub that replaces an ``https://`` URL of the suite; other values unchanged."""
         if not isinstance(url, str) or not url.startswith("https://"):
             return url
         path = urllib.parse.urlparse(url).path
@@ -47,11 +47,11 @@ class Hub:
         return self.url + ("/404" if path.endswith("/404") else "/any/page/resolve/main/index.html")
 
     def file(self, repository: str, path: str) -> Path:
-        """A repository's file, which may not be there."""
+        """Return the path of a repository's file, which may not exist."""
         return self._repositories / repository / path
 
     def model(self, repository: str, file: str | None) -> tuple[Path, Path | None]:
-        """The model and its mmproj of ``owner/name[:TAG]``. Raises `NoSubstituteError`."""
+        """Return the model and the mmproj of ``owner/name[:TAG]``. Raises `NoSubstituteError`."""
         name, _, tag = repository.partition(":")
         if file:
             path = self.file(name, file)
@@ -60,14 +60,14 @@ class Hub:
             return path, None
         found = sorted((self._repositories / name).rglob("*.gguf"))
         projectors = [path for path in found if "mmproj" in path.name]
-        wanted = [path for path in found if path not in projectors and tag.lower() in path.name.lower()]
-        if not wanted:
+        matching = [path for path in found if path not in projectors and tag.lower() in path.name.lower()]
+        if not matching:
             raise NoSubstituteError(f"no substitute model for {repository}")
-        return wanted[0], projectors[0] if projectors else None
+        return matching[0], projectors[0] if projectors else None
 
     def fill_cache(self, cache: Path) -> None:
-        """Lay the files out as the hub's own cache does, with links."""
-        for name, root in self._all():
+        """Link the files into a folder in the layout of the hub's cache."""
+        for name, root in self._repository_folders():
             if name in DOWNLOADED:
                 continue
             base = cache / ("models--" + name.replace("/", "--"))
@@ -79,5 +79,5 @@ class Hub:
             (base / "refs").mkdir(parents=True, exist_ok=True)
             (base / "refs" / "main").write_text(COMMIT)
 
-    def _all(self) -> list[tuple[str, Path]]:
+    def _repository_folders(self) -> list[tuple[str, Path]]:
         return [(f"{root.parent.name}/{root.name}", root) for root in sorted(self._repositories.glob("*/*"))]

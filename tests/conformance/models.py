@@ -1,19 +1,17 @@
-"""Makes small substitute GGUF models for llama.cpp's server tests: seeded random weights, the same bytes every time.
+"""Generate small substitute GGUF models for llama.cpp's server tests, with seeded random weights and identical bytes.
 
     python models.py OUT --vocab-dir DIR
 
-DIR is llama.cpp's ``models`` folder, which has files of vocabularies alone. Each model that the suite's presets name is
-replaced by a tiny one.
+DIR is llama.cpp's ``models`` folder, which has files of vocabularies. Each model of the suite's presets gets a tiny
+substitute. `main` writes them into OUT/hub under the names in the suite, two images, and a manifest with all hashes.
 
-`main` writes them into OUT/hub by the names that the suite asks for, two images, and a manifest with all sums.
-
-- The 512-piece SentencePiece vocabulary was fitted (simulated annealing over merges) so that every prompt whose token
-  count the suite hard-codes has that very count. So its numbers for usage, timings, caches and slots stay meaningful.
-- "Permutation LM": row j of the output matrix leans towards the embedding of perm^-1(j), where perm is one cycle over
-  the printable tokens, plus noise from real attention and FFN layers. Output depends on context, does not collapse into
-  a one-token loop, and its sharpness is a parameter.
+- The 512-piece SentencePiece vocabulary was fitted (simulated annealing over merges), so that each prompt has the token
+  count that the suite expects. So its numbers for usage, timings, caches and slots stay meaningful.
+- "Permutation LM": row j of the output matrix is similar to the embedding of perm^-1(j), where perm is one cycle over
+  the printable tokens, plus noise from real attention and FFN layers. Output depends on context and does not collapse
+  into a loop of one token. Its sharpness is a parameter.
 - Channel 0 of the residual stream is a constant that no layer writes to. The output matrix uses it as a bias per token,
-  which keeps EOS, BOS, UNK and raw bytes out of free-running text; grammars may still choose them.
+  which keeps EOS, BOS, UNK and raw bytes out of unconstrained text; grammars may still choose them.
 """
 
 import argparse
@@ -38,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
 SP = "\u2581"
 
-# single characters, then the fitted merges (in rank order)
+# single characters and the fitted merges (in rank order)
 CHARS = [SP, *"etaoinhsrdlucmfwgypbvkjxqz", *"ABCDEFGHIJKLMNOPQRSTUVWYZ", *"0123456789", *".,!?'\"-:;<>|_+()"]
 _MERGES = """
 ▁t er ▁a en ▁s ▁d at or an re it ▁the le ou al ▁m ▁o ▁b ing ic el ent ▁h nd ▁l ▁n ▁to il ct am ▁C
@@ -58,7 +56,7 @@ TOKENIZER = "tokenizer.ggml."
 
 @dataclass
 class Vocab:
-    """Tokens with their types, and the other ``tokenizer.*`` keys: what stands before the tokens, and behind them."""
+    """Tokens with their types, and the other ``tokenizer.*`` keys; ``more``: those after the tokens."""
 
     tokens: list[str]
     types: list[int]
@@ -74,7 +72,7 @@ class Vocab:
         return found
 
     def with_keys(self, **more: Any) -> "Vocab":
-        """Return the same with further keys, ids of tokens by their short names."""
+        """Return the same vocabulary with further keys; ids of tokens by their short names."""
         return Vocab(self.tokens, self.types, self.model, self.pre, self.scores, self.more | _ids(more))
 
 
@@ -86,11 +84,11 @@ LLAMA = _ids({"bos": 1, "eos": 2, "unknown": 0}) | {"add_bos_token": True, "add_
 
 
 def spm_small(extra_pieces: Sequence[str] = (), control: Sequence[str] = (), size: int = 512) -> Vocab:
-    """<unk> <s> </s>, 256 byte tokens, merges, characters; `control` comes last."""
+    """Return a SentencePiece vocabulary: <unk> <s> </s>, 256 byte tokens, merges, characters, and `control` tokens."""
     pieces = [*MERGES, *(piece for piece in extra_pieces if piece not in MERGES), *CHARS]
     assert len(set(pieces)) == len(pieces)
     n_first = 3 + 256
-    # unused pieces so that the size is a round number (never produced by merging)
+    # unused pieces up to `size`, which no merge produces
     pieces += [f"{SP}qz{n}zq" for n in range(size - n_first - len(pieces))]
     assert n_first + len(pieces) == size
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *pieces, *control]
@@ -100,6 +98,7 @@ def spm_small(extra_pieces: Sequence[str] = (), control: Sequence[str] = (), siz
 
 
 def read_vocab(path: Path, model: str, pre: str, more: dict[str, Any]) -> Vocab:
+    """Return the tokens of a GGUF file with other ``tokenizer.*`` keys."""
     fields = GGUFReader(path).fields
 
     def array(name: str) -> list[Any]:
@@ -113,7 +112,7 @@ def read_vocab(path: Path, model: str, pre: str, more: dict[str, Any]) -> Vocab:
 
 
 def bpe_for_rerank() -> Vocab:
-    """Byte-level BPE whose merges give the token counts of test_rerank_usage."""
+    """Return a byte-level BPE vocabulary whose merges give the token counts of test_rerank_usage."""
     keep = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = itertools.count(256)
     byte_chars = [chr(b if b in keep else next(others)) for b in range(256)]
@@ -125,8 +124,8 @@ def bpe_for_rerank() -> Vocab:
 
     def bpe(word: str) -> list[str]:
         parts = list(word)
-        while known := [(ranks[pair], i) for i, pair in enumerate(itertools.pairwise(parts)) if pair in ranks]:
-            i = min(known)[1]
+        while merges := [(ranks[pair], i) for i, pair in enumerate(itertools.pairwise(parts)) if pair in ranks]:
+            i = min(merges)[1]
             parts[i : i + 2] = [parts[i] + parts[i + 1]]
         return parts
 
@@ -191,7 +190,7 @@ def write_gguf(
 
 @dataclass(frozen=True)
 class Sizes:
-    """of a network; all of llama's unless said otherwise"""
+    """Sizes of a network; the defaults are those of most substitutes of the architecture llama."""
 
     n_ctx: int = 2048
     n_layer: int = 3
@@ -206,7 +205,7 @@ class Sizes:
         return self.n_embd // self.n_head
 
     def keys(self, arch: str, vocab: Vocab, more: Mapping[str, Any]) -> dict[str, Any]:
-        """the keys that every language model has, `more` of the architecture, and the vocabulary"""
+        """Return the keys of every language model, `more` keys of the architecture, and those of the vocabulary."""
         own = {
             "vocab_size": len(vocab.tokens),
             "context_length": self.n_ctx,
@@ -233,7 +232,7 @@ class Weights(dict[str, Floats]):
         self[name] = self.rng.standard_normal(shape) * scale
 
     def matrix(self, name: str, n_out: int, n_in: int, gain: float = 1.0, n: int = 0, *, silent: bool = False) -> None:
-        """Add `n` matrices as one tensor (0: a plain one); `silent`: the first channel is not written to."""
+        """Add `n` matrices as one tensor (0: a plain matrix); `silent`: they do not write to the first channel."""
         scale = gain / np.sqrt(n_in)
         one = self.rng.standard_normal((max(n, 1), n_out, n_in)) * scale
         if silent:
@@ -246,7 +245,7 @@ class Weights(dict[str, Floats]):
 
 
 def suppressed(vocab: Vocab) -> npt.NDArray[np.bool_]:
-    """tokens kept out of free-running text: control, unknown, byte (but newline), non-ASCII, fillers"""
+    """Mark tokens to keep out of unconstrained text: control, unknown, byte (except newline), non-ASCII, unused."""
     tokens = zip(vocab.tokens, vocab.types, strict=True)
     plain = [t == "<0x0A>" or (ty == NORMAL and t.replace(SP, " ").isascii() and "qz" not in t) for t, ty in tokens]
     return ~np.array(plain)
@@ -255,17 +254,20 @@ def suppressed(vocab: Vocab) -> npt.NDArray[np.bool_]:
 def embed_and_head(
     rng: np.random.Generator, vocab: Vocab, n_embd: int, lean: float, sharp: float, bias: float = -30.0
 ) -> tuple[Floats, Floats]:
-    """token embeddings and output matrix of the permutation LM"""
+    """Return the token embeddings and the output matrix of the permutation LM.
+
+    `lean`: cosine of a row and the embedding of its likely predecessor; `sharp`: scale of the logits.
+    """
     n = len(vocab.tokens)
     emb = rng.standard_normal((n, n_embd))
     emb[:, 0] = BIAS_IN
-    sup = suppressed(vocab)
-    cyc = rng.permutation(np.nonzero(~sup)[0])
+    unwanted = suppressed(vocab)
+    cycle = rng.permutation(np.nonzero(~unwanted)[0])
     prev = np.arange(n)
-    prev[cyc] = np.roll(cyc, 1)  # prev[j] = the token after which j is likely
+    prev[cycle] = np.roll(cycle, 1)  # prev[j] = the token after which j is likely
     head = lean * emb[prev] + np.sqrt(1.0 - lean**2) * rng.standard_normal((n, n_embd))
     head *= sharp
-    head[:, 0] = np.where(sup, bias / BIAS_IN, 0.0)
+    head[:, 0] = np.where(unwanted, bias / BIAS_IN, 0.0)
     return emb, head
 
 
@@ -283,7 +285,10 @@ def make_llama(
     split: int = 0,
     head_seed: int | None = None,
 ) -> None:
-    """head_seed: separate seed for embeddings and output, so that two models can agree (draft/target)"""
+    """Write a model of the architecture llama.
+
+    `head_seed`: a separate seed for embeddings and output, so that a draft model predicts the tokens of its target.
+    """
     t = Weights(seed + 1000)
     hrng = np.random.default_rng(seed if head_seed is None else head_seed)
     n_embd, n_ff, n_expert = size.n_embd, size.n_ff, size.n_expert
@@ -447,7 +452,7 @@ def make_mmproj(path: Path, seed: int) -> None:
 
 
 def make_png(path: Path, seed: int, size: int = 32) -> None:
-    """a small RGB picture, written without an imaging library"""
+    """Write a small RGB image."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:size, 0:size]
@@ -475,11 +480,12 @@ hf-repo = ggml-org/test-model-stories260K
 
 
 def main() -> None:
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("out")
-    ap.add_argument("--vocab-dir", required=True, help="with ggml-vocab-llama-spm.gguf and ggml-vocab-bert-bge.gguf")
-    a = ap.parse_args()
-    out, vd = Path(a.out), Path(a.vocab_dir)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    vocabularies = "with ggml-vocab-llama-spm.gguf and ggml-vocab-bert-bge.gguf"
+    parser.add_argument("--vocab-dir", type=Path, required=True, help=vocabularies)
+    options = parser.parse_args()
+    out, vocab_dir = options.out, options.vocab_dir
     hub = out / "hub" / "ggml-org"
     small = spm_small()
     make_llama(hub / "test-model-stories260K/stories260K-F32.gguf", "substitute stories260K", small, seed=1)
@@ -488,21 +494,21 @@ def main() -> None:
     f16: dict[str, Any] = {"ftype": 1, "qtype": Q.F16}
     make_llama(hub / "test-model-router-download/tiny-download-F16.gguf", "substitute download", small, seed=3, **f16)
     ids = _ids({"unknown": 100, "seperator": 102, "padding": 0, "cls": 101, "mask": 103})
-    v = read_vocab(vd / "ggml-vocab-bert-bge.gguf", "bert", "bert-bge", ids)
+    v = read_vocab(vocab_dir / "ggml-vocab-bert-bge.gguf", "bert", "bert-bge", ids)
     make_bert(hub / "models/bert-bge-small/ggml-model-f16.gguf", "substitute bge-small", v, seed=4)
     ranker = hub / "models/jina-reranker-v1-tiny-en/ggml-model-f16.gguf"
     make_bert(ranker, "substitute jina-reranker", bpe_for_rerank(), seed=21, pooling=4, classifier=True)
-    big = read_vocab(vd / "ggml-vocab-llama-spm.gguf", "llama", "default", LLAMA)
+    big = read_vocab(vocab_dir / "ggml-vocab-llama-spm.gguf", "llama", "default", LLAMA)
     sharp: dict[str, Any] = {"lean": 0.97, "sharp": 0.30, "head_seed": 50}
     moe = {"size": Sizes(n_layer=2, n_expert=4), "gain": 0.75, **f16}
     draft = {"size": Sizes(n_layer=1), "gain": 0.2, "ftype": 2, "qtype": Q.Q4_0}
     parts = {"size": Sizes(n_layer=2), "gain": 0.9, "ftype": 7, "qtype": Q.Q8_0, "split": 8}
-    for seed, name, place, options in (
+    for seed, name, path, more in (
         (5, "stories15M_MOE", "stories15M_MOE/stories15M_MOE-F16.gguf", moe),
         (6, "draft", "tiny-llamas/stories15M-q4_0.gguf", draft),
         (7, "split", "models/tinyllamas/split/stories15M-q8_0.gguf", parts),
     ):
-        make_llama(hub / place, f"substitute {name}", big, seed, **options, **sharp)
+        make_llama(hub / path, f"substitute {name}", big, seed, **more, **sharp)
     make_lora(hub / "stories15M_MOE/moe_shakespeare15M.gguf", n_layer=2, n_embd=64, rank=8, seed=8, amp=2.5)
     v = spm_small(
         extra_pieces=[SP + "hel", SP + "hello"],
@@ -516,13 +522,13 @@ def main() -> None:
     preset = hub / "test-preset-ci/preset.ini"
     preset.parent.mkdir(parents=True, exist_ok=True)
     preset.write_text(PRESET)
-    made = {
+    manifest = {
         str(p.relative_to(out)): {"size": p.stat().st_size, "sha256": hashlib.sha256(p.read_bytes()).hexdigest()}
         for p in sorted(out.rglob("*"))
         if p.is_file() and p.name != "manifest.json"
     }
-    (out / "manifest.json").write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
-    for name, entry in made.items():
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    for name, entry in manifest.items():
         print(f"{entry['size']:10d}  {name}")
 
 

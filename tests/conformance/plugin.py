@@ -1,8 +1,8 @@
-"""Run llama.cpp's server tests against a server of our choice, by a pytest plugin that edits neither tests nor replies.
+"""A pytest plugin that runs llama.cpp's server tests against another server. It changes neither tests nor replies.
 
-`run` loads it before the suite's own conftest.py. `targets` starts the servers; `hub` provides models and URLs. A
-regular expression for text that only a trained model would write accepts any text, and the text is recorded.
-CONF_SETTINGS names a JSON file with the settings.
+`run` loads it before the suite's own conftest.py. `targets` gives the server's command line; `hub` provides models and
+URLs. A regular expression for text that only a trained model would generate accepts any text, which is recorded.
+CONF_SETTINGS is the path of a JSON file with the settings.
 """
 
 import contextlib
@@ -26,22 +26,17 @@ from hub import RESOLVE, Hub, NoSubstituteError
 
 SETTINGS = json.loads(Path(os.environ["CONF_SETTINGS"]).read_text())
 HUB = Hub(Path(SETTINGS["models"]))
-STRICT = {
-    "test_completion_with_response_format",
-    "test_completion_with_json_schema",
-    "test_completion_with_grammar",
-}
-"""Tests whose text a grammar or a schema forces, whatever the weights are."""
+STRICT = {"test_completion_with_response_format", "test_completion_with_json_schema", "test_completion_with_grammar"}
+"""Tests whose text is constrained by a grammar or a schema, so that it does not depend on the weights."""
 _PATHS = ("chat_template_file", "media_path", "slot_save_path", "models_preset", "log_path")
 
 current: dict[str, Any] = {}
-"""The test that runs."""
-get_for_real = requests.get
+"""The running test: id, outcome and recorded texts."""
+original_get = requests.get
 
 
 def settings_of(server: Any) -> dict[str, Any]:
-    """Every attribute of the suite's ServerProcess, and the files that they come to (`targets`). Raises
-    `NoSubstituteError`."""
+    """Return the attributes of the suite's ServerProcess and those listed in `targets`. Raises `NoSubstituteError`."""
     names = [
         name for cls in reversed(type(server).__mro__) for name in (*getattr(cls, "__annotations__", {}), *vars(cls))
     ]
@@ -52,7 +47,7 @@ def settings_of(server: Any) -> dict[str, Any]:
     for name in _PATHS:
         if found.get(name):
             found[name] = os.path.abspath(found[name])
-    if found.get("slot_save_path"):  # the suite's own ./tmp; llama-server wants the separator
+    if found.get("slot_save_path"):  # the suite's ./tmp; llama-server requires a separator at the end
         os.makedirs(found["slot_save_path"], exist_ok=True)
         found["slot_save_path"] += "/"
     draft = found.get("model_draft")
@@ -72,17 +67,17 @@ def _model_of(found: dict[str, Any]) -> dict[str, Any]:
     if not repository:
         return none | {"is_router": not found.get("model_url")}
     model, mmproj = HUB.model(repository, found.get("model_hf_file"))
-    shown = str(mmproj) if mmproj and not found.get("no_mmproj") else None
-    return none | {"model_path": str(model), "mmproj_path": shown, "is_router": False}
+    mmproj_path = str(mmproj) if mmproj and not found.get("no_mmproj") else None
+    return none | {"model_path": str(model), "mmproj_path": mmproj_path, "is_router": False}
 
 
 def start(server: Any, timeout_seconds: int = 60) -> None:
-    """In place of ServerProcess.start."""
+    """Start the target server; replaces ServerProcess.start."""
     try:
         argv, env, folder = targets.command(SETTINGS, settings_of(server))
     except NoSubstituteError as error:
         pytest.skip(str(error))
-    least = SETTINGS["start_timeout"]
+    start_timeout = SETTINGS["start_timeout"]
     current["starts"] += 1
     test = re.sub(r"[^A-Za-z0-9_.-]+", "_", (current["id"] or "none").split("/")[-1])[:120]
     log = server.log_path or str(Path(SETTINGS["logs"]) / f"{test}.{current['starts']}.log")
@@ -97,7 +92,7 @@ def start(server: Any, timeout_seconds: int = 60) -> None:
         start_new_session=True,
     )
     suite.server_instances.add(server)
-    _await_health(server, max(timeout_seconds, least) if timeout_seconds <= 60 else least)
+    _await_health(server, max(timeout_seconds, start_timeout) if timeout_seconds <= 60 else start_timeout)
     server.ready = True
 
 
@@ -109,14 +104,14 @@ def _await_health(server: Any, timeout_s: float) -> None:
         if server.process.poll() is not None:
             raise RuntimeError(f"the server ended with {server.process.returncode} before it was ready")
         with contextlib.suppress(requests.RequestException):
-            if get_for_real(url, headers=headers, timeout=5).status_code == 200:
+            if original_get(url, headers=headers, timeout=5).status_code == 200:
                 return
         time.sleep(0.02)
     raise TimeoutError(f"the server was not ready after {timeout_s} s")
 
 
 def stop(server: Any) -> None:
-    """In place of ServerProcess.stop: whatever process group it made is ended, too."""
+    """Stop the server and its process group; replaces ServerProcess.stop."""
     suite.server_instances.discard(server)
     process, server.process = server.process, None
     if process is None:
@@ -125,13 +120,13 @@ def stop(server: Any) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(SETTINGS["stop_timeout"])
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)  # a group of our own
+        os.killpg(process.pid, signal.SIGKILL)  # `start` created the group
     process.wait(10)
     server._log_file.close()
 
 
 def match_regex(regex: str, text: Any) -> bool:
-    """In place of utils.match_regex."""
+    """Search `text`, or accept and record any text unless the test is `STRICT`; replaces utils.match_regex."""
     if re.search(regex, text, re.IGNORECASE | re.MULTILINE | re.DOTALL):
         return True
     if current["name"] in STRICT:
@@ -141,7 +136,7 @@ def match_regex(regex: str, text: Any) -> bool:
 
 
 def download_file(url: str, output_file_path: str | None = None) -> str:
-    """In place of utils.download_file."""
+    """Return the path of a substitute file; replaces utils.download_file."""
     del output_file_path
     found = RESOLVE.fullmatch(urllib.parse.urlparse(url).path)
     path = HUB.file(*found.groups()) if found else None
@@ -150,9 +145,9 @@ def download_file(url: str, output_file_path: str | None = None) -> str:
     return str(path)
 
 
-def put_under_the_suite() -> types.ModuleType:
-    """Replace what would start a llama-server or leave the machine; the suite's module ``utils``."""
-    wget = types.ModuleType("wget")  # which it imports, and which nobody calls any more
+def patch_suite() -> types.ModuleType:
+    """Replace functions that start llama-server or use the network. Return the suite's module ``utils``."""
+    wget = types.ModuleType("wget")  # imported by the suite, and not used after the replacements
     sys.modules.setdefault("wget", wget)
     sys.path.insert(0, SETTINGS["tests_dir"])
     import utils
@@ -162,25 +157,25 @@ def put_under_the_suite() -> types.ModuleType:
     utils.ServerProcess.start, utils.ServerProcess.stop = start, stop
     utils.ServerPreset.load_all = staticmethod(lambda: None)
     utils.match_regex, utils.download_file = match_regex, download_file
-    requests.get = lambda url, *args, **kwargs: get_for_real(HUB.here(url), *args, **kwargs)
+    requests.get = lambda url, *args, **kwargs: original_get(HUB.on_loopback(url), *args, **kwargs)
     (Path(SETTINGS["tests_dir"]) / "tmp").mkdir(exist_ok=True)
     return utils  # type: ignore[no-any-return]
 
 
-suite = put_under_the_suite()
+suite = patch_suite()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Pictures come from the stand-in, too."""
+    """Replace the URLs of images by those of the local hub."""
     for module in {item.module for item in items}:
         if hasattr(module, "get_img_url"):
-            named = module.get_img_url
-            module.get_img_url = lambda name, named=named: HUB.here(named(name))
+            original = module.get_img_url
+            module.get_img_url = lambda name, original=original: HUB.on_loopback(original(name))
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """One line in the results for each test; no server outlives it."""
+    """Write one line of results per test, and stop the servers that it left running."""
     name = getattr(item, "originalname", item.name)
     current.update(id=item.nodeid, name=name, relaxed=[], starts=0, outcome="passed", message="")
     started = time.monotonic()
@@ -194,7 +189,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """What became of the test that runs."""
+    """Record the outcome of the running test."""
     if report.failed:
         crash = getattr(report.longrepr, "reprcrash", None)
         where = f"{Path(crash.path).name}:{crash.lineno}: {crash.message}" if crash else str(report.longrepr)

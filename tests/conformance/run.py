@@ -1,11 +1,11 @@
-"""Run llama.cpp's own server tests against Llamapool or another server, and compare with what llama-server passes.
+"""Run llama.cpp's own server tests against Llamapool or llama-server, and compare the results with llama-server's.
 
     python run.py --python PY                      Llamapool of this checkout, run by the interpreter PY
     python run.py --target llama-server --binary PATH
 
 The tests come from llama-cpp-python's source distribution (``--suite``, or ``pip download``) and are not edited.
-`models` makes the models; the hub is a stand-in (`plugin`). The exit status is 1 where a test fails that llama-server
-passes and `known.json` does not list, and where a test passes that it lists.
+`models` generates substitute models, and `hub` serves them. The exit status is 1 if a test fails that llama-server
+passes and `known.json` does not list, or if a test passes that `known.json` lists.
 """
 
 import argparse
@@ -26,29 +26,29 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parent.parent
 WORK = PROJECT / "build" / "conformance"
-VERSION = "0.3.36"  # of llama-cpp-python, whose library the project is written against
+VERSION = "0.3.36"  # of llama-cpp-python
 FILES = (
     *("basic", "chat_completion", "compat_anthropic", "compat_gcp", "compat_oai_responses", "completion", "ctx_shift"),
     *("embedding", "ignore_eos", "infill", "kv_keep_only_active", "lora", "mcp_servers", "metrics", "proxy", "rerank"),
     *("router", "security", "sleep", "slot_save", "speculative", "stream", "template", "tokenize", "tool_call"),
     *("tools_builtin", "vision_api"),
 )
-"""Every test file of the suite: ``unit/test_NAME.py``."""
+"""All test files of the suite: ``unit/test_NAME.py``."""
 NOT_INHERITED = ("LLAMA_ARG_HOST", "DEBUG", "DEBUG_EXTERNAL", "SLOW_TESTS", "LLAMA_MEDIA_MARKER")
-PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")
 
 Tests = dict[str, dict[str, Any]]
-"""By pytest's id: outcome, seconds, and the texts where a regular expression for text was relaxed."""
+"""By pytest's id: outcome, seconds, and the texts for which a regular expression was relaxed."""
 
 
-def find_suite(given: str, cache: Path) -> Path:
-    """The folder of the vendored llama.cpp, unpacked into `cache` where it is not `given`."""
-    for root in [Path(given)] if given else [cache / f"llama_cpp_python-{VERSION}"]:
+def find_suite(suite: str, cache: Path) -> Path:
+    """Return the folder of the vendored llama.cpp: below `suite`, or below `cache`, downloaded if it is missing."""
+    for root in [Path(suite)] if suite else [cache / f"llama_cpp_python-{VERSION}"]:
         for tree in (root, root / "vendor" / "llama.cpp"):
             if (tree / "tools" / "server" / "tests" / "utils.py").is_file():
                 return tree
-    if given:
-        sys.exit(f"no llama.cpp server tests under {given}")
+    if suite:
+        sys.exit(f"no llama.cpp server tests under {suite}")
     cache.mkdir(parents=True, exist_ok=True)
     archive = next(cache.glob(f"llama_cpp_python-{VERSION}*.tar.gz"), None) or _download(cache)
     with tarfile.open(archive) as packed:
@@ -57,16 +57,14 @@ def find_suite(given: str, cache: Path) -> Path:
 
 
 def _download(cache: Path) -> Path:
-    wanted = f"llama-cpp-python=={VERSION}"
-    source_only = ["--no-deps", "--no-binary", "llama-cpp-python", "-d", str(cache), wanted]
+    source_only = ["--no-deps", "--no-binary", "llama-cpp-python", "-d", str(cache), f"llama-cpp-python=={VERSION}"]
     subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *source_only], check=False)
     found = next(cache.glob(f"llama_cpp_python-{VERSION}*.tar.gz"), None)
-    return found or sys.exit("the source distribution could not be had; give --suite")
+    return found or sys.exit("the source distribution could not be downloaded; use --suite")
 
 
 def copy_suite(tree: Path, folder: Path) -> Path:
-    """Copy tests, chat templates and media, which the suite names by relative paths, into `folder`; return the tests'
-    folder."""
+    """Copy the tests, and the chat templates and media to which they have relative paths. Return the tests' folder."""
     copied = folder / "llama.cpp"
     ignored = shutil.ignore_patterns("__pycache__", "tmp", ".pytest_cache")
     shutil.copytree(tree / "tools/server/tests", copied / "tools/server/tests", ignore=ignored)
@@ -78,14 +76,14 @@ def copy_suite(tree: Path, folder: Path) -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return int(listening.getsockname()[1])
 
 
 def run_tests(options: argparse.Namespace, tests_dir: Path, scratch: Path) -> Tests:
-    """Run the chosen files with `plugin` and say how it goes."""
+    """Run the selected files with `plugin`, print progress, and return the results."""
     results = scratch / "results.jsonl"
     results.touch()
     settings = {
@@ -95,7 +93,7 @@ def run_tests(options: argparse.Namespace, tests_dir: Path, scratch: Path) -> Te
         **{"results_jsonl": str(results), "extra_args": options.extra_args.split()},
     }
     (scratch / "settings.json").write_text(json.dumps(settings, indent=1))
-    env = {name: value for name, value in os.environ.items() if name not in (*NOT_INHERITED, *PROXIES)}
+    env = {name: value for name, value in os.environ.items() if name not in (*NOT_INHERITED, *PROXY_VARIABLES)}
     env |= {"CONF_SETTINGS": str(scratch / "settings.json"), "PYTHONDONTWRITEBYTECODE": "1"}
     env |= {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent / 'support'}", "NO_PROXY": "*", "no_proxy": "*"}
     env |= {"PORT": str(options.port or free_port())}
@@ -132,14 +130,14 @@ def _watch(process: "subprocess.Popen[bytes]", results: Path) -> None:
 
 
 def compare(baseline: Tests, tests: Tests, known: dict[str, Any], files: list[str], *, part: bool) -> bool:
-    """Print what llama-server passes and this server does not; return whether `known` lists exactly those tests.
+    """Print the tests that llama-server passes and this server fails. Return whether `known` lists exactly those tests.
 
     A test that passed against a server that does nothing (``passes_null``) is not counted. A test that did not run is a
     failure, unless only a `part` of the tests was selected.
     """
-    reasons = {**known["on_purpose"], **{test: what for what, them in known["not_there_yet"].items() for test in them}}
-    per_file: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    unexpected, same, texts = [], 0, 0
+    reasons = {test: reason for reason, tests in known["not_there_yet"].items() for test in tests} | known["on_purpose"]
+    per_file: dict[str, list[int]] = defaultdict(lambda: [0, 0])  # passed, counted
+    unexpected, n_same, n_texts = [], 0, 0
     for name, expected in baseline.items():
         file = name.split("::")[0].removeprefix("unit/test_").removesuffix(".py")
         if expected["outcome"] != "passed" or expected.get("passes_null") or file not in files:
@@ -155,40 +153,42 @@ def compare(baseline: Tests, tests: Tests, known: dict[str, Any], files: list[st
         if passed == (name in reasons):
             unexpected.append(f"{name}: passes, remove it from known.json" if passed else name)
         if "relaxed" in expected:
-            texts += 1
-            same += expected["relaxed"] == [entry["text"] for entry in got.get("relaxed", [])]
+            n_texts += 1
+            n_same += expected["relaxed"] == [entry["text"] for entry in got.get("relaxed", [])]
     print()
-    for file, (n_passed, of) in sorted(per_file.items()):
-        print(f"{file:24} {n_passed:4} of {of}")
-    n_passed, of = (sum(counts) for counts in zip(*per_file.values(), strict=True)) if per_file else (0, 0)
-    print(f"{'all':24} {n_passed:4} of {of} that llama-server passes; {same} of {texts} free texts are the same")
+    for file, (n_passed, n) in sorted(per_file.items()):
+        print(f"{file:24} {n_passed:4} of {n}")
+    n_passed, n = (sum(counts) for counts in zip(*per_file.values(), strict=True)) if per_file else (0, 0)
+    print(f"{'all':24} {n_passed:4} of {n} that llama-server passes; {n_same} of {n_texts} relaxed texts are identical")
     for name in unexpected:
         print("UNEXPECTED", name)
     return not unexpected
 
 
 def main() -> int:
-    """The command line."""
+    """Parse the command line, run the suite and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", choices=["llama-server", "ours"], default="ours")
+    parser.add_argument("--target", choices=["llama-server", "llamapool"], default="llamapool")
     parser.add_argument("--binary", help="llama-server executable")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the project's dependencies")
     parser.add_argument("--suite", default="", help="unpacked sdist or llama.cpp tree (default: pip download)")
-    parser.add_argument("--cache", type=Path, default=WORK, help="where the sdist is looked for and unpacked")
-    parser.add_argument("--models", type=Path, default=WORK / "models", help="models (made where they are missing)")
+    parser.add_argument("--cache", type=Path, default=WORK, help="folder of the sdist, which is unpacked there")
+    parser.add_argument(
+        "--models", type=Path, default=WORK / "models", help="folder of the models, generated if missing"
+    )
     parser.add_argument("--scratch", type=Path, help="an empty folder for logs (default: a new one)")
-    parser.add_argument("--files", default=",".join(FILES), help="with commas: basic,completion")
+    parser.add_argument("--files", default=",".join(FILES), help="separated by commas: basic,completion")
     parser.add_argument("-k", dest="expression", help="pytest -k")
     parser.add_argument("--out", type=Path, default=WORK / "result.json")
     parser.add_argument("--timeout", type=int, default=150, help="seconds per test")
     parser.add_argument("--start-timeout", type=int, default=60, help="seconds for one start of a server")
     parser.add_argument("--stop-timeout", type=int, default=5)
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--extra-args", default="", help="further flags of the server, with blanks")
-    parser.add_argument("--download", action="store_true", help="get the suite, and run nothing")
+    parser.add_argument("--extra-args", default="", help="further flags of the server, separated by spaces")
+    parser.add_argument("--download", action="store_true", help="download the suite and run nothing")
     options = parser.parse_args()
     if options.target == "llama-server" and not options.binary:
-        parser.error("--binary is needed")
+        parser.error("--target llama-server requires --binary")
     options.files = [name.strip().removeprefix("test_").removesuffix(".py") for name in options.files.split(",")]
     options.models = options.models.absolute()
     options.binary = options.binary and os.path.abspath(options.binary)
@@ -199,10 +199,10 @@ def main() -> int:
     for folder in ("logs", "hub-cache"):
         (scratch / folder).mkdir(parents=True)
     if not (options.models / "manifest.json").is_file():
-        made = [sys.executable, str(HERE / "models.py"), str(options.models), "--vocab-dir", str(tree / "models")]
-        subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
+        generate = [sys.executable, str(HERE / "models.py"), str(options.models), "--vocab-dir", str(tree / "models")]
+        subprocess.run(generate, check=True, stdout=subprocess.DEVNULL)
     started = time.monotonic()
-    # Outside the checkout: the search tools list what git lists, and git ignores build/.
+    # Outside the checkout: the server's file search tools list the files that git lists, and git ignores build/.
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
         tests = run_tests(options, copy_suite(tree, Path(folder)), scratch)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -211,8 +211,8 @@ def main() -> int:
     print(f"logs in {scratch}\n")
     baseline = json.loads((HERE / "baseline.json").read_text())["tests"]
     known = json.loads((HERE / "known.json").read_text())
-    same = compare(baseline, tests, known, options.files, part=bool(options.expression))
-    return 0 if same or options.target != "ours" else 1
+    as_known = compare(baseline, tests, known, options.files, part=bool(options.expression))
+    return 0 if as_known or options.target != "llamapool" else 1
 
 
 if __name__ == "__main__":

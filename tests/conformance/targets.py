@@ -1,8 +1,7 @@
-"""How the server under test is started: attributes of the suite's ServerProcess as llama-server's flags.
+"""The command line of the tested server: attributes of the suite's ServerProcess as llama-server's flags.
 
-Beside the suite's own attributes there are (`plugin.settings_of`): ``model_path``, ``mmproj_path``, ``draft_path``,
-``lora_paths``; ``is_router``, when there is no model; ``remote_preset``, a repository with a preset.ini; ``hub_cache``
-and ``hub_url``, where the substitutes are.
+`plugin.settings_of` adds attributes: ``model_path``, ``mmproj_path``, ``draft_path``, ``lora_paths``; ``is_router``, if
+there is no model; ``remote_preset``, a repository with a preset.ini; ``hub_cache`` and ``hub_url`` of the substitutes.
 """
 
 import os
@@ -11,78 +10,59 @@ from typing import Any
 Command = tuple[list[Any], dict[str, str], str]
 """Arguments, environment, working directory."""
 
-WITH_VALUE = {
-    "server_port": "--port",
-    "server_host": "--host",
-    "temperature": "--temp",
-    "seed": "--seed",
-    "model_path": "--model",
-    "mmproj_path": "--mmproj",
-    "draft_path": "--model-draft",
-    "models_dir": "--models-dir",
-    "models_max": "--models-max",
-    "models_preset": "--models-preset",
-    "cors_origins": "--cors-origins",
-    "n_batch": "--batch-size",
-    "n_ubatch": "--ubatch-size",
-    "n_threads": "--threads",
-    "n_gpu_layer": "--n-gpu-layers",
-    "pooling": "--pooling",
-    "model_alias": "--alias",
-    "model_tags": "--tags",
-    "n_ctx": "--ctx-size",
-    "n_slots": "--parallel",
-    "ctk": "-ctk",
-    "ctv": "-ctv",
-    "fa": "-fa",
-    "n_predict": "--n-predict",
-    "slot_save_path": "--slot-save-path",
-    "n_ga": "--grp-attn-n",
-    "n_ga_w": "--grp-attn-w",
-    "spec_type": "--spec-type",
-    "api_key": "--api-key",
-    "spec_draft_n_max": "--spec-draft-n-max",
-    "spec_draft_n_min": "--spec-draft-n-min",
-    "spec_synth_len": "--spec-synth-len",
-    "reasoning_format": "--reasoning-format",
-    "reasoning": "--reasoning",
-    "chat_template": "--chat-template",
-    "chat_template_file": "--chat-template-file",
-    "media_path": "--media-path",
-    "sleep_idle_seconds": "--sleep-idle-seconds",
-    "cache_ram": "--cache-ram",
-    "server_tools": "--tools",
-    "server_tools_runtime": "--tools-runtime",
-    "mcp_servers_config": "--mcp-servers-config",
-    "mcp_servers_json": "--mcp-servers-json",
-    "remote_preset": "--hf-repo",
-}
-"""Flags that take the attribute's value."""
-SWITCH = {
-    "server_continuous_batching": "--cont-batching",
-    "server_embeddings": "--embedding",
-    "server_reranking": "--reranking",
-    "server_metrics": "--metrics",
-    "kv_unified": "--kv-unified",
-    "swa_full": "--swa-full",
-    "debug": "--verbose",
-    "enable_ctx_shift": "--context-shift",
-    "no_ui": "--no-ui",
-    "no_models_autoload": "--no-models-autoload",
-    "no_mmproj": "--no-mmproj",
-    "no_cache_idle_slots": "--no-cache-idle-slots",
-    "ui_mcp_proxy": "--ui-mcp-proxy",
-    "backend_sampling": "--backend_sampling",
-}
-"""Flags that are given when the attribute is true."""
+
+def _flags(*names: str, **other: str) -> dict[str, str]:
+    """Return attribute -> flag: `names` have equal flags with hyphens, `other` attributes have other flags."""
+    return {name: "--" + name.replace("_", "-") for name in names} | other
+
+
+WITH_VALUE = _flags(
+    *("seed", "pooling", "n_predict", "slot_save_path", "media_path", "cache_ram", "api_key", "cors_origins"),
+    *("models_dir", "models_max", "models_preset", "sleep_idle_seconds", "mcp_servers_config", "mcp_servers_json"),
+    *("spec_type", "spec_draft_n_max", "spec_draft_n_min", "spec_synth_len"),
+    *("reasoning", "reasoning_format", "chat_template", "chat_template_file"),
+    server_port="--port",
+    server_host="--host",
+    server_tools="--tools",
+    server_tools_runtime="--tools-runtime",
+    temperature="--temp",
+    model_path="--model",
+    mmproj_path="--mmproj",
+    draft_path="--model-draft",
+    model_alias="--alias",
+    model_tags="--tags",
+    remote_preset="--hf-repo",
+    n_batch="--batch-size",
+    n_ubatch="--ubatch-size",
+    n_threads="--threads",
+    n_gpu_layer="--n-gpu-layers",
+    n_ctx="--ctx-size",
+    n_slots="--parallel",
+    n_ga="--grp-attn-n",
+    n_ga_w="--grp-attn-w",
+    ctk="-ctk",
+    ctv="-ctv",
+    fa="-fa",
+)
+"""Attribute -> flag with its value."""
+SWITCH = _flags(
+    *("kv_unified", "swa_full", "no_ui", "no_models_autoload", "no_mmproj", "no_cache_idle_slots", "ui_mcp_proxy"),
+    server_continuous_batching="--cont-batching",
+    server_embeddings="--embedding",
+    server_reranking="--reranking",
+    server_metrics="--metrics",
+    debug="--verbose",
+    enable_ctx_shift="--context-shift",
+    backend_sampling="--backend_sampling",
+)
+"""Attribute -> flag that is passed if the attribute is true."""
 ZERO_COUNTS = {"models_max", "spec_synth_len", "sleep_idle_seconds", "cache_ram", "temperature", "seed", "server_port"}
-"""Where 0 is a value; elsewhere the suite means by it that nothing is given."""
+"""Attributes for which 0 is a value; for the others, 0 means that the flag is not passed."""
 
 
 def command(settings: dict[str, Any], server: dict[str, Any]) -> Command:
-    """How to start the target of `settings`, for what the suite says of its `server`."""
-    make = {"llama-server": _llama_server, "ours": _llamapool}[settings["target"]]
-    return make(settings, server)
+    """Return the command of the target in `settings` for the attributes of the suite's `server`."""
+    return {"llama-server": _llama_server, "llamapool": _llamapool}[settings["target"]](settings, server)
 
 
 def _llama_server(settings: dict[str, Any], server: dict[str, Any]) -> Command:
@@ -109,11 +89,9 @@ def _llama_server(settings: dict[str, Any], server: dict[str, Any]) -> Command:
 
 
 def _llamapool(settings: dict[str, Any], server: dict[str, Any]) -> Command:
-    """llama-server's flags and environment are Llamapool's: only the program has another name."""
+    """Return llama-server's flags and environment with Llamapool's program."""
     argv, env, _ = _llama_server(settings, server)
-    for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):  # the test process's own
+    for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):  # only for the test process
         env.pop(name, None)
-    env["LLAMAPOOL_SERVER__MEDIA_FETCH"] = (
-        "127.0.0.1"  # where the stand-in has the pictures; nothing is fetched by default
-    )
+    env["LLAMAPOOL_SERVER__MEDIA_FETCH"] = "127.0.0.1"  # the local hub serves the images; the default permits no host
     return [settings["python"], "-m", "server", *argv[1:]], env, settings["project"]

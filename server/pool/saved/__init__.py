@@ -1,1 +1,1 @@
-"""States of slots as files: those that clients save, and a model's own folder of prompt states."""
+"""States of slots as files: those that clients save, and the disk cache of a model."""

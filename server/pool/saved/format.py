@@ -1,4 +1,4 @@
-"""The bytes of a saved slot: llama.cpp's sequence state file, followed by what Llamapool needs to trust it.
+"""The file format of saved slots: llama.cpp's sequence state file, followed by checkpoints and a verified description.
 
 ::
 
@@ -9,12 +9,12 @@
 
 The words are llama-server's packed tokens (tools/server/server-common.cpp, server_tokens::serialize)::
 
-    -1 | version | number of tokens | tokens, -1 for each of a medium | number of media | their places
-    of each medium: number of bytes | the bytes that `read_record` parses
+    -1 | version | number of tokens | tokens, -1 for each of a medium | number of media | their positions
+    for each medium: number of bytes | the bytes that `read_record` parses
 
-llama-server reads such a file and ignores what follows the state. One file and not two (docs/adr/0006):
-it appears, and is replaced, in one rename. Hashes are BLAKE2b: any changed byte is found. llama-server's own files end
-with the state (`read_foreign`); older ones have a plain list of tokens for words.
+llama-server reads such a file and ignores the bytes after the state. It is one file, so that one rename creates or
+replaces it (docs/adr/0006). Hashes are BLAKE2b, which detects any changed byte. llama-server's own files end with the
+state (`read_foreign`); older ones have a plain list of tokens as words.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _NORMAL, _MROPE, _HUNYUAN = 0, 1, 2  # mtmd_pos_type
 _RECORD_HEAD = struct.Struct("<QIQ")
 _IMAGE_HEAD = struct.Struct("<IIIII")
 _ENTRY_BYTES = 14
-MOST_TOKENS = 1 << 24
+MAX_TOKENS = 1 << 24
 
 
 class _Reader:
@@ -50,7 +50,7 @@ class _Reader:
 
     def take(self, n: int) -> bytes:
         if n > len(self._data) - self._at:
-            raise InvalidRequest("its media are cut off")
+            raise InvalidRequest("its media are truncated")
         self._at += n
         return self._data[self._at - n : self._at]
 
@@ -73,10 +73,10 @@ class _Reader:
 
 
 def read_record(record: bytes, start: int, nth: dict[str, int]) -> MediaSpan:
-    """Return the span at `start` that `record` describes; `nth` counts those of each id. Raises `InvalidRequest`.
+    """Return the span at `start` that `record` describes; `nth` counts the spans of each id. Raises `InvalidRequest`.
 
     libmtmd writes the record (tools/mtmd/mtmd.cpp, mtmd_input_chunk_save): the description of a medium without its
-    content. It is parsed here, because the library does not survive every file::
+    content. It is parsed in Python, because the library crashes on some invalid records::
 
         u64 version | u32 type (1 image, 2 audio) | u64 number of text tokens, 0
         u8 1 | u32 nx | u32 ny | u32 kind of positions | u32 image index | u32 frames in one | id | batch    or u8 0
@@ -97,15 +97,15 @@ def read_record(record: bytes, start: int, nth: dict[str, int]) -> MediaSpan:
         found = (n_tokens, n_tokens, True, id_) if kind == _AUDIO and found is None else None
     elif kind != _IMAGE:
         found = None
-    if found is None or reader.rest or not 0 < found[0] <= MOST_TOKENS or found[1] <= 0:
-        raise InvalidRequest("it describes a medium that can't be")
+    if found is None or reader.rest or not 0 < found[0] <= MAX_TOKENS or found[1] <= 0:
+        raise InvalidRequest("its description of a medium is invalid")
     n_tokens, n_pos, linear, id_ = found
     nth[id_] = nth.get(id_, -1) + 1
     return MediaSpan(start, n_tokens, n_pos, linear, id_, nth[id_], record)
 
 
 def _image(reader: _Reader) -> tuple[int, int, bool, str] | None:
-    """Tokens, positions, whether each token has the next one, and the id."""
+    """Return the tokens, the positions, whether each token has the next position, and the id."""
     nx, ny, positions, _, n_merged = _IMAGE_HEAD.unpack(reader.take(_IMAGE_HEAD.size))
     id_, n_entries = reader.id(), reader.n_entries()
     if positions == _HUNYUAN:
@@ -120,8 +120,8 @@ def _image(reader: _Reader) -> tuple[int, int, bool, str] | None:
 STATE_MAGIC, STATE_VERSION = 0x67677371, 3  # llama.h, LLAMA_STATE_SEQ_MAGIC and _VERSION
 PACKED_VERSION = 1  # server-common.cpp, SERVER_TOKENS_STATE_VERSION
 DATA_PREFIX = struct.pack("<I", 0xAF143CD8)
-"""Begins what llama_state_seq_get_data gives, before the sequence's number (llama-context.cpp, io_magic); the library's
-own files have neither."""
+"""The start of the result of llama_state_seq_get_data, before the sequence's number (llama-context.cpp, io_magic). The
+library's own files have neither."""
 FORMAT = 1
 MAX_DESCRIPTION_BYTES = 1 << 20
 _MAGIC = b"LLPSLOT\0"
@@ -130,21 +130,21 @@ _PACKED = struct.Struct("<iII")
 _FOOT = struct.Struct("<8sIIQ")
 _DIGEST_BYTES = 32
 _PREFIX_BYTES = len(DATA_PREFIX) + 4
-_PACKS = struct.pack("<i", -1)  # the first of packed words, which no token is
+_PACKED_MARK = struct.pack("<i", -1)  # the first of packed words, which is no token
 
 SavedTokens = tuple[list[int], Spans]
 """Tokens, and the media that the negative ones represent."""
 _Count = Annotated[int, Field(ge=0)]
 LoraSet = tuple[tuple[str, FiniteFloat], ...]
-"""(hash of an adapter's content, scale), sorted: ids and paths mean nothing on another machine."""
+"""Sorted (hash of an adapter's content, scale), as ids and paths differ between machines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a saved slot's cells depend on; where they hold media, ``media`` says what made these.
+    """Everything that a saved slot's cells depend on; ``media``: the fingerprint of the projector if they hold media.
 
-    ``lora`` computed them from ``lora_start`` on; ``lora_for_all`` is what requests without a ``lora`` of their own got
-    at that time. ``n_exact`` as in `CacheEntry`; None = all.
+    ``lora`` computed the cells from ``lora_start`` on. ``lora_for_all`` was the default set at that time. ``n_exact``
+    as in `CacheEntry`; None = all.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -162,9 +162,9 @@ class Description:
 
 
 def encode(saved: CacheEntry, description: Description, secret: bytes = b"") -> Iterator[bytes | memoryview]:
-    """Yield the file's parts in their order; the state is not copied. With a `secret` (`signing_key`) it is signed."""
+    """Yield the parts of the file without copying the state. The key `secret` (`signing_key`) signs the file."""
     if not saved.state.startswith(DATA_PREFIX):
-        raise InternalError("the library gave a state of an unknown form")
+        raise InternalError("the library returned a state in an unknown format")
     state = memoryview(saved.state)[_PREFIX_BYTES:]
     words = _words(saved.tokens, saved.media)
     start = _HEAD.pack(STATE_MAGIC, STATE_VERSION, len(words) // 4) + words
@@ -182,17 +182,17 @@ def encode(saved: CacheEntry, description: Description, secret: bytes = b"") -> 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file whose description was checked, and whose content was not read yet."""
+    """A file whose description was verified, and whose content was not read yet."""
 
     file: BinaryIO
     description: Description
     n_bytes: int  # of the content
 
     def read(self, n_vocab: int, adapter_set: AdapterSet, *, states: bool = True) -> CacheEntry:
-        """Read what was computed under `adapter_set`; the state as llama_state_seq_get_data gives it. Without `states`
-        only the tokens are read, which may be corrupt.
+        """Return the content as an entry of `adapter_set`, with states as llama_state_seq_get_data returns them.
+        Without `states`, only the tokens are read, which may be corrupt.
 
-        Raises `InvalidRequest` unless every byte is what was written, or the tokens cannot be of this model.
+        Raises `InvalidRequest` if any byte was changed, or if a token is not in the vocabulary.
         """
         found = self.description
         self.file.seek(0)
@@ -214,16 +214,16 @@ class Opened:
                 raise InvalidRequest("it is damaged: its content is not what was saved")
             if (magic, version) != (STATE_MAGIC, STATE_VERSION):
                 raise InvalidRequest(f"its state has the version {version}, this llama.cpp reads {STATE_VERSION}")
-        tokens, media = _text(words, found.n_tokens, n_vocab)
+        tokens, media = _parse_words(words, found.n_tokens, n_vocab)
         checkpoints = {n: part for (n, _), part in zip(found.checkpoints, parts, strict=True)}
         n_exact = NEVER if found.n_exact is None else found.n_exact
         return CacheEntry(tokens, adapter_set, n_exact, checkpoints, media, state=state)
 
 
 def open_saved(file: BinaryIO, size: int, secret: bytes = b"") -> Opened:
-    """Read the end of a file of `size` bytes, which `secret` must have signed where there is one.
+    """Read the description of a file of `size` bytes. If `secret` is not empty, it must have signed the file.
 
-    Raises `InvalidRequest` that says what is wrong with it.
+    Raises `InvalidRequest` with the reason.
     """
     if size < _HEAD.size or struct.unpack("<I", file.read(4))[0] != STATE_MAGIC:
         raise InvalidRequest("it is no saved slot")
@@ -244,9 +244,9 @@ def open_saved(file: BinaryIO, size: int, secret: bytes = b"") -> Opened:
         description = _reader().validate_json(text)
     except ValidationError as error:
         raise InvalidRequest(f"its description cannot be read: {error.errors()[0]['msg']}") from None
-    places = [n_tokens for n_tokens, _ in description.checkpoints]
-    if places != sorted(set(places)) or not all(0 < n <= description.n_tokens for n in places):
-        raise InvalidRequest("its description cannot be read: its checkpoints are in no order")
+    positions = [n_tokens for n_tokens, _ in description.checkpoints]
+    if positions != sorted(set(positions)) or not all(0 < n <= description.n_tokens for n in positions):
+        raise InvalidRequest("its description cannot be read: its checkpoints are not in order")
     return Opened(file, description, n_content)
 
 
@@ -256,7 +256,7 @@ def _reader() -> TypeAdapter[Description]:
 
 
 def signing_key(secret: bytes) -> bytes:
-    """Return what `encode` and `open_saved` take, of a secret of any length; keyed BLAKE2b is a MAC (RFC 7693)."""
+    """Return the key for `encode` and `open_saved` from a secret of any length; keyed BLAKE2b is a MAC (RFC 7693)."""
     return hashlib.blake2b(secret, digest_size=_DIGEST_BYTES, person=b"llamapool slots").digest()
 
 
@@ -265,20 +265,20 @@ def _end_digest(end: bytes, secret: bytes) -> bytes:
 
 
 def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[SavedTokens, bytes] | None:
-    """Return text and state of a file of llama-server's; None for one of ours, and for what is no saved slot.
+    """Return the tokens, media and state of a file that llama-server wrote; None for files of Llamapool and others.
 
-    One of ours whose tokens another program has written as a plain list is read as llama-server reads it.
+    A file of Llamapool whose tokens another program has replaced by a plain list is read as llama-server reads it.
 
-    Nothing proves that it is whole, or which model it belongs to: the library finds the first out when it reads the
-    state, the caller is responsible for the second. Raises `InvalidRequest`.
+    Nothing proves that the file is complete, or to which model it belongs: the library checks the first when it reads
+    the state, and the caller is responsible for the second. Raises `InvalidRequest`.
     """
     if size < _HEAD.size + 4:
         return None
     magic, version, n_words = _HEAD.unpack(file.read(_HEAD.size))
     words = file.read(4 * min(n_words, (size - _HEAD.size) // 4))
-    packed = words[:4] == _PACKS
+    packed = words[:4] == _PACKED_MARK
     end = _end(file, size)
-    described = _FOOT.unpack_from(end)[2] + len(end) if end else 0  # bytes of our part, which is not valid any more
+    described = _FOOT.unpack_from(end)[2] + len(end) if end else 0  # bytes of a description, which is no longer valid
     if magic != STATE_MAGIC or (packed and described):
         return None
     if version != STATE_VERSION:
@@ -289,26 +289,26 @@ def read_foreign(file: BinaryIO, size: int, n_vocab: int) -> tuple[SavedTokens, 
     if not packed:
         words = _PACKED.pack(-1, PACKED_VERSION, n_words) + words + bytes(4)
     n_tokens = struct.unpack_from("<I", words, _PACKED.size - 4)[0] if len(words) >= _PACKED.size else 0
-    text = _text(words, n_tokens, n_vocab)
+    text = _parse_words(words, n_tokens, n_vocab)
     file.seek(_HEAD.size + 4 * n_words)
     return text, _read(file, n_state, DATA_PREFIX + bytes(4))
 
 
 def _read(file: BinaryIO, n: int, prefix: bytes = b"") -> bytes:
-    """`prefix` and the next `n` bytes, without a copy of them. Raises `InvalidRequest` where the file ends before."""
-    made, view = new_bytes(len(prefix) + n)
+    """Return `prefix` and the next `n` bytes, read without a copy. Raises `InvalidRequest` if the file is shorter."""
+    data, view = new_bytes(len(prefix) + n)
     view[: len(prefix)] = prefix
     at = len(prefix)
-    while at < len(made):
+    while at < len(data):
         n_read = file.readinto(view[at:])  # type: ignore[attr-defined]
         if not n_read:
-            raise InvalidRequest(f"it is truncated: {len(made) - at} bytes are missing")
+            raise InvalidRequest(f"it is truncated: {len(data) - at} bytes are missing")
         at += n_read
-    return made
+    return data
 
 
 def _end(file: BinaryIO, size: int) -> bytes:
-    """Return the numbers and the hash at the end that `encode` wrote; b"" where it did not."""
+    """Return the numbers and the hash at the end of a file that `encode` wrote; b"" for other files."""
     end_bytes = _FOOT.size + _DIGEST_BYTES
     file.seek(max(size - end_bytes, 0))
     end = file.read(end_bytes)
@@ -316,6 +316,7 @@ def _end(file: BinaryIO, size: int) -> bytes:
 
 
 def _words(tokens: list[int], media: Spans) -> bytes:
+    """Return tokens and media packed like llama-server's."""
     n = len(tokens)
     plain = tokens if not media else [max(token, -1) for token in tokens]
     words = struct.pack(f"<{_PACKED.size}s{n}iI", _PACKED.pack(-1, PACKED_VERSION, n), *plain, len(media))
@@ -324,12 +325,13 @@ def _words(tokens: list[int], media: Spans) -> bytes:
     return words + bytes(-len(words) % 4)
 
 
-def _text(words: bytes, n_tokens: int, n_vocab: int) -> SavedTokens:
+def _parse_words(words: bytes, n_tokens: int, n_vocab: int) -> SavedTokens:
+    """Return the tokens and media of packed words. Raises `InvalidRequest`."""
     if len(words) < _PACKED.size + 4 or _PACKED.unpack_from(words) != (-1, PACKED_VERSION, n_tokens):
         raise InvalidRequest("its tokens are not written as llama-server writes them")
     at = _PACKED.size + 4 * n_tokens
     if len(words) < at + 4:
-        raise InvalidRequest("its tokens are cut off")
+        raise InvalidRequest("its tokens are truncated")
     tokens = list(struct.unpack_from(f"<{n_tokens}i", words, _PACKED.size))
     media = _media(words, at)
     for span in media:
@@ -343,7 +345,7 @@ def _text(words: bytes, n_tokens: int, n_vocab: int) -> SavedTokens:
 
 
 def _media(words: bytes, at: int) -> Spans:
-    """Return what follows the tokens, which end at `at`."""
+    """Return the media in packed words, which start at `at`, after the tokens. Raises `InvalidRequest`."""
     reader = _Reader(words[at:])
     starts = [reader.number("I") for _ in range(reader.number("I"))]
     nth: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""Saves a slot of a model to a file and restores it, here or in another process of the same configuration. An isolated
-model's process does it itself, so that no state crosses the connection.
+"""Saves a slot of a model to a file, and restores it in any process with the same configuration. A worker process saves
+its slots itself, so that no state crosses the connection.
 
-A saved slot is restored only if everything that its cells depend on besides their tokens is equal (`origin_of`).
+A saved slot is restored only if everything is equal that its cells depend on besides their tokens (`origin_of`).
 """
 
 import asyncio
@@ -30,11 +30,11 @@ _NAMES = {
     "control_vectors": "the control vectors",
 }
 _LORA = "the LoRA set"
-_FIRST_TRAINED = ".rope.scaling.original_context_length"
+_ORIGINAL_CONTEXT = ".rope.scaling.original_context_length"
 
 
 def origin_of(model: LoadedModel) -> dict[str, str | int]:
-    """Return the facts of `model` except its LoRA set, ordered as `_NAMES`. No paths: another machine has others."""
+    """Return the facts that cells depend on except the LoRA set, ordered as `_NAMES`, without paths."""
     native, engine = model.spec.native, model.engine
     streams = 1 if native.unified else engine.n_slots_each  # of each instance
     scaling = (native.rope_scale, native.rope_freq_base, native.rope_freq_scale, native.yarn_orig_ctx)
@@ -51,23 +51,23 @@ def origin_of(model: LoadedModel) -> dict[str, str | int]:
 
 
 def origin_of_cells(model: LoadedModel, library: str) -> dict[str, str | int]:
-    """Return what cells depend on, however long the context is, for states that only this program reads: as
-    `origin_of`, and the `library` that wrote them, since another build may write them in another form.
+    """Return `origin_of` for states of the disk cache: with the `library` that wrote them, since builds may use
+    different formats, and without the length of the context.
 
-    The number of slots counts where each has a stream of cells of its own: the library writes it into a state and
-    refuses any other (src/llama-kv-cache.cpp, state_read). The length counts where the rotation differs for contexts
-    longer than the model was first trained for (src/llama-model.cpp, get_rope_factors).
+    The number of slots counts if each has a separate stream of cells: the library writes it into a state and refuses
+    other numbers (src/llama-kv-cache.cpp, state_read). The length counts if contexts above the model's original length
+    use other RoPE factors (src/llama-model.cpp, get_rope_factors).
     """
     origin = origin_of(model)
-    first_trained = [n for key, n in model.info.metadata.items() if key.endswith(_FIRST_TRAINED)]
+    original = [n for key, n in model.info.metadata.items() if key.endswith(_ORIGINAL_CONTEXT)]
     n_ctx, longer = model.engine.n_ctx_seq, False
-    if first_trained and first_trained[0].isdecimal():
-        longer = n_ctx > int(first_trained[0])
+    if original and original[0].isdecimal():
+        longer = n_ctx > int(original[0])
     return origin | {"n_ctx": "longer than trained" if longer else "any", "library": library}
 
 
 def describe(model: LoadedModel, saved: CacheEntry) -> Description:
-    """Return the description that is saved with the state of `saved`."""
+    """Return the description to write with the state of `saved`."""
     adapter_set = saved.adapter_set
     return Description(
         origin=origin_of(model),
@@ -83,41 +83,41 @@ def describe(model: LoadedModel, saved: CacheEntry) -> Description:
 
 
 NO_PROJECTOR = "Cannot restore media tokens without an mmproj"
-"""llama-server's words (server-common.cpp, server_tokens::deserialize)."""
+"""llama-server's message (server-common.cpp, server_tokens::deserialize)."""
 
 
 def projector_of(model: LoadedModel) -> str:
-    """Return what the embeddings of its media depend on; "" without a projector."""
+    """Return the fingerprint that the embeddings of media depend on; "" = no projector."""
     return "" if model.media is None else model.media.fingerprint
 
 
-def adapter_set_here(model: LoadedModel, saved: Description) -> AdapterSet:
-    """Return the adapter set that computed `saved`, with the adapters' ids of `model`.
+def checked_adapter_set(model: LoadedModel, saved: Description) -> AdapterSet:
+    """Return the adapter set that computed `saved`, with the ids of the adapters in `model`.
 
-    Raises `InvalidRequest` that names everything that differs. The LoRA set fits when requests that name none get
-    the set of the cells; or what they got where it was saved: there the cells are a request's with its own ``lora``.
+    Raises `InvalidRequest`, which names all differences. The LoRA set matches if the default set of `model` computed
+    the cells. It also matches if it was the default set at the save, and a request's ``lora`` computed the cells.
     """
-    faults = [_fault(_NAMES[key], saved.origin.get(key), here) for key, here in origin_of(model).items()]
+    differences = [_difference(_NAMES[key], saved.origin.get(key), here) for key, here in origin_of(model).items()]
     set_now = _by_content(model, default_set(model.engine.adapters))
-    adapters = adapters_here(model, saved.lora)
+    adapters = matching_adapters(model, saved.lora)
     if adapters is None or set_now not in (saved.lora, saved.lora_for_all):
-        faults.append(_fault(_LORA, _shown(saved.lora), _shown(set_now)))
+        differences.append(_difference(_LORA, _readable(saved.lora), _readable(set_now)))
     if saved.media and model.media is None:
         raise InvalidRequest(NO_PROJECTOR)
     if saved.media:
-        faults.append(_fault("the projector", saved.media, projector_of(model)))
-    differing = [fault for fault in faults if fault]
-    if differing or adapters is None:
-        raise InvalidRequest(f"it was saved elsewhere: {'; '.join(differing)}")
+        differences.append(_difference("the projector", saved.media, projector_of(model)))
+    if any(differences) or adapters is None:
+        raise InvalidRequest(f"it was saved elsewhere: {'; '.join(filter(None, differences))}")
     return adapter_set_of(saved, adapters)
 
 
 def adapter_set_of(saved: Description, adapters: Adapters) -> AdapterSet:
-    """Return the adapter set that computed `saved`, of these `adapters`."""
+    """Return the adapter set that computed `saved`, with the ids in `adapters`."""
     return AdapterSet(adapters, NEVER if saved.lora_start is None else saved.lora_start, saved.scope)
 
 
-def _fault(name: str, there: object, here: object) -> str:
+def _difference(name: str, there: object, here: object) -> str:
+    """Return a message if two values differ; otherwise ""."""
     return "" if there == here else f"{name} differs (in the file: {there or 'none'}, here: {here or 'none'})"
 
 
@@ -128,8 +128,8 @@ def _by_content(model: LoadedModel, adapters: Adapters) -> LoraSet:
     return tuple(sorted((content[id_], scale) for id_, scale in adapters))
 
 
-def adapters_here(model: LoadedModel, lora: LoraSet) -> Adapters | None:
-    """Return the adapters' ids; None when one of them is not loaded here. The same file may be loaded several times."""
+def matching_adapters(model: LoadedModel, lora: LoraSet) -> Adapters | None:
+    """Return the ids in `model` of the adapters in `lora`; None if one is not loaded. A file may have several ids."""
     ids: dict[str, list[int]] = {}
     for adapter in model.engine.adapters:
         ids.setdefault(adapter.fingerprint, []).append(adapter.id)
@@ -139,7 +139,7 @@ def adapters_here(model: LoadedModel, lora: LoraSet) -> Adapters | None:
         return None
 
 
-def _shown(lora: Sequence[tuple[str, float]]) -> str:
+def _readable(lora: Sequence[tuple[str, float]]) -> str:
     return ", ".join(f"{content[:8]} at {scale:g}" for content, scale in lora)
 
 
@@ -147,46 +147,49 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """What was saved or restored; ``ms`` with the wait for the slot."""
+class SlotTransfer:
+    """The size of a slot that was saved or restored, and the duration with the wait for the slot."""
 
     n_tokens: int
     n_bytes: int
     ms: float
 
 
-async def save(model: LoadedModel, id_slot: int, files: SavedFiles, name: str, owner: str = "") -> Moved:
-    """Save what the slot holds, once it is idle. Raises `InvalidRequest`, `InternalError`, and `PermissionDenied` where
-    another than `owner` had it computed."""
-    started, engine = time.perf_counter(), model.engine
-    if isinstance(engine, IsolatedEngine):
-        return cast(Moved, await engine.in_worker("save_slot", id_slot, files, name, owner))
-    saved = await engine.save_slot(id_slot, owner)
-    description = describe(model, saved)
-    n_bytes = await asyncio.to_thread(lambda: files.write(name, encode(saved, description, files.secret)))
-    return Moved(len(saved.tokens), n_bytes, (time.perf_counter() - started) * 1e3)
-
-
-async def restore(model: LoadedModel, id_slot: int, files: SavedFiles, name: str, owner: str = "") -> Moved:
-    """Replace what the slot holds, once it is idle; it is `owner`'s from then on.
-
-    Raises `InvalidRequest` that says why the file is refused; the slot is as before then, or empty when it was the
-    library that refused.
+async def save(model: LoadedModel, id_slot: int, files: SavedFiles, name: str, owner: str = "") -> SlotTransfer:
+    """Save the content of a slot when it is idle. Raises `InvalidRequest`, `InternalError`, and `PermissionDenied` if
+    the content belongs to another owner.
     """
     started, engine = time.perf_counter(), model.engine
     if isinstance(engine, IsolatedEngine):
-        return cast(Moved, await engine.in_worker("restore_slot", id_slot, files, name, owner))
+        return cast(SlotTransfer, await engine.in_worker("save_slot", id_slot, files, name, owner))
+    saved = await engine.save_slot(id_slot, owner)
+    description = describe(model, saved)
+    n_bytes = await asyncio.to_thread(lambda: files.write(name, encode(saved, description, files.secret)))
+    return SlotTransfer(len(saved.tokens), n_bytes, (time.perf_counter() - started) * 1e3)
+
+
+async def restore(model: LoadedModel, id_slot: int, files: SavedFiles, name: str, owner: str = "") -> SlotTransfer:
+    """Replace the content of a slot when it is idle; the new content belongs to `owner`.
+
+    Raises `InvalidRequest` with the reason why the file is refused. Then the slot is unchanged, or empty if the library
+    refused the state.
+    """
+    started, engine = time.perf_counter(), model.engine
+    if isinstance(engine, IsolatedEngine):
+        return cast(SlotTransfer, await engine.in_worker("restore_slot", id_slot, files, name, owner))
     saved, n_bytes = await asyncio.to_thread(_read, model, files, name)
-    saved = replace(saved, adapter_set=replace(saved.adapter_set, scope=_scope_here(saved.adapter_set.scope, owner)))
+    saved = replace(
+        saved, adapter_set=replace(saved.adapter_set, scope=_restored_scope(saved.adapter_set.scope, owner))
+    )
     try:
         await engine.restore_slot(id_slot, saved)
     except InvalidRequest as error:
         raise _refusal(error) from None
-    return Moved(len(saved.tokens), n_bytes, (time.perf_counter() - started) * 1e3)
+    return SlotTransfer(len(saved.tokens), n_bytes, (time.perf_counter() - started) * 1e3)
 
 
-def _scope_here(scope: str, owner: str) -> str:
-    """Return the scope of what `owner` restores: as it was saved, unless it had no owner. Raises `InvalidRequest`."""
+def _restored_scope(scope: str, owner: str) -> str:
+    """Return the cache namespace for `owner`: the saved one, unless that had no owner. Raises `InvalidRequest`."""
     if owner_of(scope) == owner:
         return scope
     if owner_of(scope):
@@ -201,7 +204,7 @@ def _read(model: LoadedModel, files: SavedFiles, name: str) -> tuple[CacheEntry,
             if foreign is None:
                 file.seek(0)
                 found = open_saved(file, size, files.secret)
-                saved = found.read(model.vocab.n_tokens, adapter_set_here(model, found.description))
+                saved = found.read(model.vocab.n_tokens, checked_adapter_set(model, found.description))
             else:
                 logger.warning("%s was not saved here: nothing proves that this model and these settings fit it", name)
                 (tokens, media), state = foreign

@@ -1,9 +1,10 @@
-"""What a model caches on disk (``cache_disk``): prompt states (`StateFolder`), embeddings of media (`EmbeddingFolder`).
+"""The disk cache of a model (``cache_disk``): prompt states (`StateFolder`), embeddings of media (`EmbeddingFolder`).
 
-The folder of a model id contains one folder per `slots.origin_of_cells`, so that other settings, adapters or versions
-keep their states. Any number of processes may use such a folder: each one lists it again for states of the others. The
-oldest files are removed when all files of the model exceed the limit; at a URL, files of other settings are removed by
-rules of the store. Where a folder is shared (a URL always is), states are written early, and unusable files stay.
+The folder of a model id contains one folder per `slots.origin_of_cells`, so that states of other settings, adapters or
+versions are kept. Any number of processes may use such a folder: each lists it periodically for states of the others.
+The oldest files are removed when all files of the model exceed the limit. At a URL, rules of the store must remove
+files of other settings. In a shared folder (a URL is always shared), states are written early, and unusable files are
+kept.
 
 Keys of embeddings include the projector and its settings, so any process may read and write them. All methods block.
 """
@@ -22,20 +23,20 @@ from server.engine.cache.prefix_cache import CacheEntry
 from server.errors import InternalError, InvalidRequest, LlamapoolError, without_credentials
 from server.pool.model import LoadedModel
 from server.pool.saved.format import FORMAT, encode, open_saved
-from server.pool.saved.slots import adapter_set_of, adapters_here, describe, origin_of_cells, projector_of
+from server.pool.saved.slots import adapter_set_of, describe, matching_adapters, origin_of_cells, projector_of
 from server.pool.saved.store import Listed, SavedFiles, SlotFiles, UrlFiles
 from server.pool.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".state"
-FOLDER_S = 1.0  # seconds between two looks for states of other processes
-SELDOM_S = 10.0  # of a URL, where each look is a request, and of a folder that is not shared
+FOLDER_INTERVAL_S = 1.0  # between two listings of a shared folder for states of other processes
+SLOW_INTERVAL_S = 10.0  # of a URL, where each listing is a request, and of a folder that is not shared
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def folder_name(model_id: str) -> str:
-    """Return the name of the folder of a model id, whatever characters it has."""
+    """Return the name of a folder for a model id, which may contain any characters."""
     return f"{_NOT_PLAIN.sub('_', model_id)[:64].strip('.')}-{_digest(model_id)}"
 
 
@@ -48,8 +49,8 @@ def _files_below(root: Path | str, *names: str) -> SavedFiles:
 
 
 def _create(*folders: Path) -> None:
-    """Create folders that only this user can read: what is cached reveals conversations. Remove what killed processes
-    left unfinished in the first one. Raises `InternalError`.
+    """Create folders that only this user can read, since cached states reveal conversations. Remove unfinished files of
+    killed processes in the first. Raises `InternalError`.
     """
     try:
         for folder in folders:
@@ -60,8 +61,8 @@ def _create(*folders: Path) -> None:
 
 
 def remove_states(spec: ModelSpec) -> int:
-    """Remove the states that a model has on disk, also of other settings. Return their tokens, as far as they can be
-    read. Raises `InternalError`.
+    """Remove all states of a model from its disk cache, also of other settings. Return their tokens, without those of
+    unreadable files. Raises `InternalError`.
     """
     root, secret = spec.engine.disk_place, spec.engine.cache_disk_secret
     if root is None:
@@ -83,7 +84,7 @@ class StateFolder:
     def __init__(
         self, model: LoadedModel, root: Path | str, limit: int, *, shared: bool = False, secret: bytes = b""
     ) -> None:
-        """`limit`: most bytes of all the model's files; `secret` signs them. An address as `root` is always shared."""
+        """`limit`: bytes of all files of the model; `secret`: the key that signs them. A URL is always shared."""
         self._model = model
         self._limit = limit
         self._secret = secret
@@ -95,33 +96,33 @@ class StateFolder:
         self._path = None if isinstance(root, str) else root.joinpath(*own)
         self._where = without_credentials(root) if isinstance(root, str) else str(self._path)
         self.shared = shared or self._path is None
-        self._seen: set[str] = set()  # names that were looked at
+        self._listed_names: set[str] = set()  # in the last listing, or written since
 
     @property
     def follow_s(self) -> float:
         """Seconds between two calls of `others`."""
-        return FOLDER_S if self.shared and self._path is not None else SELDOM_S
+        return FOLDER_INTERVAL_S if self.shared and self._path is not None else SLOW_INTERVAL_S
 
     def index(self) -> list[CacheEntry]:
         """Return the states that fit this model; remove damaged files. Raises `InternalError`."""
         if self._path is not None:
             _create(self._path.parent, self._path)
-        self._seen = set()
+        self._listed_names = set()
         return self.others()[0]
 
     def others(self) -> tuple[list[CacheEntry], set[str]]:
-        """Return states added since the last call, and names of those that are gone. Raises `InternalError`."""
+        """Return states of other processes since the last call, and names of removed ones. Raises `InternalError`."""
         listed = {one.name: one for one in self._files.listed() if one.name.endswith(SUFFIX)}
-        gone, fresh = self._seen - listed.keys(), sorted(listed.keys() - self._seen)
-        self._seen = set(listed)
-        return [entry for name in fresh if (entry := self._entry(listed[name])) is not None], gone
+        removed, added = self._listed_names - listed.keys(), sorted(listed.keys() - self._listed_names)
+        self._listed_names = set(listed)
+        return [entry for name in added if (entry := self._entry(listed[name])) is not None], removed
 
     def _entry(self, listed: Listed) -> CacheEntry | None:
         name = listed.name
         try:
             saved, size = self._read(name, states=False)
         except LlamapoolError as error:
-            log.warning("%s/%s is %s: %s", self._where, name, "left" if self.shared else "removed", error)
+            log.warning("%s/%s is %s: %s", self._where, name, "kept" if self.shared else "removed", error)
             if not self.shared:  # otherwise another process may be able to use it
                 self.remove(name)
             return None
@@ -130,61 +131,63 @@ class StateFolder:
         return saved
 
     def _read(self, name: str, *, states: bool = True) -> tuple[CacheEntry | None, int]:
-        """Return a file's content and its bytes. None: it can't be used now. It is of another model or other settings,
-        its adapters or its projector are not loaded, or no slot has room for it.
+        """Return a file's content and its bytes. The content is None if it cannot be used now: it belongs to another
+        model or other settings, its adapters or its projector are not loaded, or it is longer than a slot.
         """
         with self._files.opened(name) as (file, size):
             saved = open_saved(file, size, self._secret)
-            found = saved.description
-            adapters = adapters_here(self._model, found.lora)
-            own = found.origin == self._origin and found.media in ("", projector_of(self._model))
-            if adapters is None or not own or found.n_tokens > self._model.engine.n_ctx_seq:
+            described = saved.description
+            adapters = matching_adapters(self._model, described.lora)
+            fits = described.origin == self._origin and described.media in ("", projector_of(self._model))
+            if adapters is None or not fits or described.n_tokens > self._model.engine.n_ctx_seq:
                 return None, size
-            return saved.read(self._model.vocab.n_tokens, adapter_set_of(found, adapters), states=states), size
+            return saved.read(self._model.vocab.n_tokens, adapter_set_of(described, adapters), states=states), size
 
     def write(self, name: str, entry: CacheEntry, used: Collection[str]) -> int:
-        """Whole or not at all; its bytes. Raises `InternalError` with the system's reason."""
+        """Write a file completely or not at all. Return its bytes. Raises `InternalError` with the system's reason."""
         description = replace(describe(self._model, entry), origin=self._origin)
         n_bytes = self._files.write(name, encode(entry, description, self._secret))
-        self._seen.add(name)
+        self._listed_names.add(name)
         if self._path is not None:
-            self._forget_others(self._path, {name, *used})
+            self._remove_oldest(self._path, {name, *used})
         return n_bytes
 
-    def _forget_others(self, here: Path, used: set[str]) -> None:
-        """Remove what killed processes left unfinished, and the oldest files that this process does not use, while
-        there are too many bytes of all.
+    def _remove_oldest(self, here: Path, used: set[str]) -> None:
+        """Remove unfinished files of killed processes. While all files exceed the limit, remove the oldest ones that
+        this process does not use.
         """
         try:
             SlotFiles(here.parent).remove_stale()
-            every = [(path, path.stat()) for path in here.parent.rglob(f"*{SUFFIX}")]
-            n_bytes = sum(found.st_size for _, found in every)
-            for path, found in sorted(every, key=lambda each: each[1].st_mtime):
+            files = [(path, path.stat()) for path in here.parent.rglob(f"*{SUFFIX}")]
+            n_bytes = sum(found.st_size for _, found in files)
+            for path, found in sorted(files, key=lambda each: each[1].st_mtime):
                 if n_bytes <= self._limit:
                     return
                 if path.parent != here or path.name not in used:
                     path.unlink(missing_ok=True)
                     n_bytes -= found.st_size
-        except OSError as error:  # another process does the same
+        except OSError as error:  # another process may remove the same files
             log.warning("%s: %s", here.parent, error)
 
     def read(self, name: str) -> CacheEntry:
-        """Raises `LlamapoolError` unless every byte is what was written, under the same model and settings."""
+        """Return the content of a file. Raises `LlamapoolError` if any byte was changed, or for another model or other
+        settings.
+        """
         saved, _ = self._read(name)
         if saved is None:
-            raise InvalidRequest("it was saved under another model, other settings, or adapters that are not here")
+            raise InvalidRequest("it was saved under another model, other settings, or adapters that are not loaded")
         return saved
 
     def used(self, name: str) -> None:
-        """Set the file's time, which is the time of last use."""
+        """Set the file's modification time, which is the time of its last use."""
         try:
             self._files.used(name)
         except LlamapoolError as error:
             log.warning("%s/%s: %s", self._where, name, error)
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that is gone already is no error."""
-        self._seen.discard(name)
+        """Remove a file, if it exists."""
+        self._listed_names.discard(name)
         try:
             self._files.remove(name)
         except LlamapoolError as error:
@@ -203,7 +206,7 @@ class EmbeddingFolder:
         self._files = SlotFiles(self._path)
 
     def limit_to(self, n_bytes: int) -> int:
-        """Remove the files used longest ago beyond `n_bytes`; return the bytes left. Raises `InternalError`."""
+        """Remove the least recently used files beyond `n_bytes`; return the bytes left. Raises `InternalError`."""
         _create(self._path)
         found = [one for one in self._files.listed() if one.name.endswith(EMBEDDINGS_SUFFIX)]
         size = sum([one.n_bytes for one in found])
@@ -214,7 +217,7 @@ class EmbeddingFolder:
         return size
 
     def read(self, key: bytes) -> bytes | None:
-        """None for a file that is gone, or not what was written; then it is removed."""
+        """Return the content of a file; None if there is none, or if it was corrupt and is removed."""
         try:
             with self._files.opened(_name(key)) as (file, size):
                 content = file.read(size)
@@ -228,7 +231,7 @@ class EmbeddingFolder:
         return data
 
     def write(self, key: bytes, data: bytes) -> None:
-        """Whole or not at all. Raises `InternalError`."""
+        """Write a file completely or not at all. Raises `InternalError`."""
         self._files.write(_name(key), (data, _embedding_digest(key, data)))
 
 

@@ -1,4 +1,6 @@
-"""The worker process of one model: loads it, runs its engines, and answers the server. It ends with the connection."""
+"""The worker process of one model: loads it, runs its engines, and answers the server. It exits when the connection
+closes.
+"""
 
 import asyncio
 import contextlib
@@ -41,7 +43,7 @@ from server.templates.template import ChatTemplate
 
 BUSY_HEARTBEAT_S, IDLE_HEARTBEAT_S = 0.5, 2.0
 STATUS_INTERVAL_S = 0.05
-"""The least time between two status messages of step threads, except when a request ends."""
+"""Minimum time between two status messages of step threads, except when a request ends."""
 SEND_BYTES = 4 << 20
 EXIT_FAILED = 70
 _PR_SET_PDEATHSIG = 1
@@ -52,13 +54,13 @@ T = TypeVar("T")
 
 
 def main(end: int, parent: int) -> None:
-    """Serve process `parent` on an inherited socket."""
-    _die_with(parent)
-    os.dup2(2, 1)  # native libraries print to the log
+    """Serve the process `parent` on the inherited socket `end`."""
+    _end_with_parent(parent)
+    os.dup2(2, 1)  # what native libraries print is logged
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, chain=True)  # writes the stacks of all threads, then ends the process
-    for ours in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(ours, signal.SIG_IGN)  # sent to all of a group: the server decides what ends
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # may be sent to a whole process group; the server ends its workers
     try:
         import uvloop
     except ImportError:
@@ -69,14 +71,14 @@ def main(end: int, parent: int) -> None:
         runner.run(_serve(socket.socket(fileno=end)))
 
 
-def _die_with(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         try:
             Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
         except OSError as error:  # a container may forbid it
             log.debug("oom_score_adj: %s", error)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # it ended before prctl
         os._exit(0)
 
 
@@ -86,8 +88,8 @@ async def _serve(end: socket.socket) -> NoReturn:
 
 
 class Worker(Connection):
-    """The worker's main object, used on the event loop unless stated otherwise. ``model``: after the load.
-    ``requests``: those that have not ended, by number; None while one is decoded.
+    """The worker's main object, used on the event loop unless stated otherwise. ``model`` is None until the load.
+    ``requests``: running requests by number; None while one is decoded.
     """
 
     def __init__(self, end: socket.socket, lost: Callable[[], object] = lambda: os._exit(0)) -> None:
@@ -101,7 +103,7 @@ class Worker(Connection):
         self.requests: dict[int, Ticket | None] = {}
         self._status_when_idle: asyncio.Task[None] | None = None
         self._preparing = defaultdict[str, contextlib.ExitStack](contextlib.ExitStack)
-        self._was_late = False
+        self._hung_before = False
         self._chunks: HandleTable[MediaChunk] = HandleTable()
         self._status_lock = threading.Lock()
         self._status_at = 0.0
@@ -126,10 +128,10 @@ class Worker(Connection):
             "count": self._count,
             "release_chunk": self._chunks.release,
         }
-        super().__init__(functions, lost=lost, invalid=self._invalid_message, resolve=self._local)
+        super().__init__(functions, lost=lost, invalid=self._invalid_message, resolve=self._local_object)
         self.connect(end)
 
-    def _local(self, kind: str, name: Any) -> object:
+    def _local_object(self, kind: str, name: Any) -> object:
         """Return the local object for a reference. Thread-safe."""
         if kind == "bitmap":
             bitmap, number = name
@@ -161,29 +163,29 @@ class Worker(Connection):
         self._loop.call_later(1.0, os._exit, EXIT_FAILED)
 
     async def send_heartbeats(self) -> NoReturn:
-        """Send the status, or the effort of a load, periodically."""
+        """Send the status, or the activity of a load, at intervals."""
         while True:
             if self.model is not None:
                 self._send_status()
                 if reason := self.model.failure:
                     self.fail(f"a step thread has failed: {reason}")
             else:
-                self.notify("loading", load_effort())
+                self.notify("loading", load_activity())
             await asyncio.sleep(BUSY_HEARTBEAT_S if self.model is None or self.busy else IDLE_HEARTBEAT_S)
 
     def _check_progress(self, limit_s: float) -> None:
-        """Exit if a step thread has made no progress for `limit_s` seconds, with the stacks in the log.
+        """Write stacks to the log and exit if a step thread has made no progress for `limit_s` seconds.
 
-        Two checks in a row must find that: a process that was frozen looks so at the first one.
+        Two consecutive checks must find that, because the first one after a suspended process continues does so.
         """
-        late_s = [seconds for engine in self._engines.values() for _, seconds in engine.hung(limit_s)]
-        if late_s and self._was_late:
+        hung_s = [seconds for engine in self._engines.values() for _, seconds in engine.hung(limit_s)]
+        if hung_s and self._hung_before:
             faulthandler.dump_traceback()
-            self.fail(f"no step has ended for {max(late_s):.0f} s")
-        self._was_late = bool(late_s)
+            self.fail(f"no step has ended for {max(hung_s):.0f} s")
+        self._hung_before = bool(hung_s)
 
     async def _ping(self) -> None:
-        """Answer."""
+        """Do nothing: the reply is the answer."""
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await self._loop.run_in_executor(self._threads, work)
@@ -211,7 +213,7 @@ class Worker(Connection):
         if reader is not None:
             self._reader = reader
             facts.reader = reader.kinds, reader.marker, reader.sample_rate, reader.fingerprint
-        gc.freeze()  # it lives as long as the process: full passes over it would delay steps
+        gc.freeze()  # the model lives as long as the process, and full collections of it would delay steps
         return facts
 
     @property
@@ -221,9 +223,9 @@ class Worker(Connection):
     # ---- requests
 
     def _receive(self, number: int, body: bytes, has_grammar: bool) -> None:
-        """Submit a request. One with a grammar is decoded in a thread, because the grammar is compiled."""
+        """Submit a request. One with a grammar is decoded in a thread, which compiles the grammar."""
         self.requests[number] = None
-        decode = Decoder([body], self._local).load
+        decode = Decoder([body], self._local_object).load
         if has_grammar:
             decoding = self._loop.run_in_executor(self._grammars, decode)
             decoding.add_done_callback(lambda done: self._submit(number, done.result))
@@ -236,17 +238,17 @@ class Worker(Connection):
             request = decoded()
             if number in self.requests:
                 self.requests[number] = ticket = self._generator.submit(request, partial(self._end, number))
-                if ticket.ended:  # already, and forgotten
+                if ticket.ended:  # its last event was sent before this assignment
                     self.requests.pop(number, None)
                 self._send_status_when_idle()
-        except Exception as error:  # noqa: BLE001 - it fails this request only
+        except Exception as error:  # noqa: BLE001 - fails only this request
             if number in self.requests:
                 self._end(number, [Failed(portable(error))])
 
     def _end(self, number: int, events: list[Event]) -> None:
-        """Send the last event of a request where it belongs to no step."""
+        """Send the last event of a request if no step sends it."""
         self.requests.pop(number, None)
-        self._deliver([(number, events)], over=True)
+        self._send_with_status([(number, events)], over=True)
 
     def _cancel(self, number: int) -> None:
         if (ticket := self.requests.pop(number, None)) is not None:
@@ -272,8 +274,8 @@ class Worker(Connection):
     # ---- events and status
 
     def _post_step(self, batch: list[tuple[Ticket, list[Event]]], over: bool) -> None:
-        """Send a step's events; `over`: a request has ended. Called in the step thread, because handing them to another
-        thread would cost more: steps wait while the server does not read.
+        """Send a step's events; `over`: a request has ended. Runs in the step thread, because another thread would cost
+        more, so steps wait while the server does not read.
         """
         sent = []
         for ticket, events in batch:
@@ -281,26 +283,26 @@ class Worker(Connection):
             sent.append((number, events))
             if ticket.ended:
                 self.requests.pop(number, None)
-        self._deliver(sent, over=over)
+        self._send_with_status(sent, over=over)
 
-    def _deliver(self, batch: list[tuple[int, list[Event]]], *, over: bool) -> None:
-        """Send events by request number, after the totals when a request has ended. Thread-safe."""
+    def _send_with_status(self, batch: list[tuple[int, list[Event]]], *, over: bool) -> None:
+        """Send events by request number, preceded by the status if a request has ended. Thread-safe."""
         if over or time.monotonic() - self._status_at > STATUS_INTERVAL_S:
             self._send_status()
         self.send_events(batch)
 
     def _send_status(self) -> None:
-        """Send the engines' status. Locked, so that an older one is never sent after a newer one. Thread-safe."""
+        """Send the engines' status. A lock ensures that no older status is sent after a newer one. Thread-safe."""
         with self._status_lock:
             self._status_at = time.monotonic()
             self.notify_now("status", *map(self._status, self._engines.values()))
 
     def _status(self, engine: ReportingEngine | EmbeddingEngine) -> EngineStatus:
-        """Return the state of an engine. Thread-safe."""
+        """Return the status of an engine. Thread-safe."""
         slots = engine.slots()
         requests = tuple("" if slot.request is None else slot.request.id for slot in slots)
-        bare = tuple(replace(slot, request=None) for slot in slots)
-        return EngineStatus(engine.busy, engine.stats, bare, requests)
+        without_requests = tuple(replace(slot, request=None) for slot in slots)
+        return EngineStatus(engine.busy, engine.stats, without_requests, requests)
 
     def _watch(self, wanted: bool) -> None:
         engine = self._generator
@@ -310,8 +312,8 @@ class Worker(Connection):
 
     # ---- other calls
 
-    def _prepare(self, engine: str, begins: bool) -> None:
-        if begins:
+    def _prepare(self, engine: str, starts: bool) -> None:
+        if starts:
             self._preparing[engine].enter_context(self._engines[engine].preparing())
         else:
             self._preparing[engine].close()
@@ -346,21 +348,21 @@ class Worker(Connection):
         return await self.in_thread(count)
 
     def _set_adapter_scales(self, scales: Adapters) -> None:
-        """Set the scales of those adapters that are still here: the server learns later that one has gone."""
-        here = {adapter.id for adapter in self._generator.adapters}
-        self._generator.set_adapter_scales(tuple(each for each in scales if each[0] in here))
+        """Set the scales of loaded adapters. The server may not know yet that one was unloaded."""
+        loaded = {adapter.id for adapter in self._generator.adapters}
+        self._generator.set_adapter_scales(tuple(each for each in scales if each[0] in loaded))
 
 
-def load_effort() -> tuple[int, ...]:
+def load_activity() -> tuple[int, ...]:
     """Return numbers that grow while a load advances, however slowly: page faults, blocks read, and whole seconds of
-    CPU time of other threads. A thread that only polls whether it may continue uses a thousandth of that.
+    the CPU time of other threads. A thread that only polls a condition uses a thousandth of that.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_majflt, used.ru_inblock, int(time.process_time() - time.thread_time())
 
 
 def _no_template(_info: ModelInfo, _spec: ModelSpec) -> ChatTemplate:
-    """Return an empty template: the server renders prompts."""
+    """Return an empty template, because the server renders prompts."""
     return ChatTemplate("", bos_token="", eos_token="")
 
 

@@ -1,4 +1,4 @@
-"""Which loader a model has: the server's own, or a worker process. See `Loaders`."""
+"""The choice of a model's loader: the server's own, or a worker process. See `Loaders`."""
 
 import asyncio
 import logging
@@ -13,10 +13,10 @@ from server.pool.worker.parent import WorkerProcess
 
 log = logging.getLogger(__name__)
 
-KEPT_S = 30.0
-"""Seconds for which a process that has measured a model waits for the load."""
+WAIT_FOR_LOAD_S = 30.0
+"""Seconds that a process waits for the load of a model after it has measured it."""
 ENDED_S = 5.0
-"""Seconds that killed processes may take to end; only the system can keep one longer."""
+"""Seconds that killed processes may take to end; only a process that hangs in the kernel takes longer."""
 
 
 class Loaders:
@@ -25,17 +25,17 @@ class Loaders:
     def __init__(self, local: Loader, in_process: Callable[[], Loader]) -> None:
         self.local = local
         self._in_process = in_process
-        self._processes: dict[WorkerProcess, ModelSpec | None] = {}  # that have not ended; what waits for its load
+        self._processes: dict[WorkerProcess, ModelSpec | None] = {}  # running; the measured model whose load it awaits
         self._closed = False
 
     def isolates(self, spec: ModelSpec) -> bool:
-        """Return whether a model runs in its own process: ``auto`` does so if devices besides the CPU compute."""
+        """Return whether a model runs in a worker process; for ``auto``, if devices besides the CPU compute."""
         if spec.isolation == "auto":
             return self.local.uses_devices(spec)
         return spec.isolation == "process"
 
     def of(self, spec: ModelSpec) -> Loader:
-        """Return the loader of a model: the process that has measured it, if it waits."""
+        """Return the loader of a model: the process that has measured it and waits for the load, or a new one."""
         if not self.isolates(spec):
             return self.local
         for process, measured in self._processes.items():
@@ -50,27 +50,27 @@ class Loaders:
         return process
 
     def keep(self, spec: ModelSpec, loader: Loader) -> None:
-        """Let a process that has measured a model wait for the load, which mostly follows at once."""
+        """Let a process that has measured a model wait for its load, which usually follows immediately."""
         if isinstance(loader, WorkerProcess) and loader in self._processes:
             self._processes[loader] = spec
-            asyncio.get_running_loop().call_later(0 if self._closed else KEPT_S, self._give_up, loader)
+            asyncio.get_running_loop().call_later(0 if self._closed else WAIT_FOR_LOAD_S, self._give_up, loader)
 
     def _give_up(self, process: WorkerProcess) -> None:
         """End a process that still waits for its load."""
         if self._processes.get(process) is not None:
-            self._processes[process] = None  # it is killed later
+            self._processes[process] = None  # `of` no longer returns it; it is killed asynchronously
             process.abandon()
 
     def abandon(self, loader: Loader) -> None:
-        """Stop the process of a loader that is unwanted or has failed."""
+        """Kill the process of a loader that has failed or is no longer needed."""
         if isinstance(loader, WorkerProcess):
             loader.abandon()
 
     async def memory(self, entries: Sequence[Entry]) -> Mapping[str, Memory]:
-        """Return the memory of the machine and its devices, now. Empty if no process can read it.
+        """Return the current memory of the machine and its devices. Empty if no process can read it.
 
-        If an isolated model uses a device, the process of a loaded one reads it: reading a GPU's memory opens a context
-        on it, which the server would keep until it ends, and which a device error breaks.
+        If an isolated model uses a device, the process of a loaded model reads it: reading a GPU's memory opens a
+        context on it, which would stay open in the server until it exits, and which a device error breaks.
         """
         isolated = [e for e in entries if self.isolates(e.spec) and self.local.uses_devices(e.spec)]
         if not isolated:
@@ -89,7 +89,7 @@ class Loaders:
             process.check_progress(limit_s)
 
     def stop(self) -> None:
-        """Keep no more processes, and end measuring and loading, which might never end."""
+        """Stop measurements and loads, which may hang, and let no more processes wait for a load."""
         self._closed = True
         for process in self._processes:
             if not process.is_loaded:

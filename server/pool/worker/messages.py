@@ -1,14 +1,14 @@
 """Messages between the server and a worker process, and the connection that carries them.
 
-One socket carries pickles of the dataclasses below. The largest are images and batches of embeddings: the worker itself
-reads and writes slot states, which have up to gigabytes.
+A socket carries pickles of the dataclasses below. The largest are images and batches of embeddings. Slot states may
+have gigabytes, so the worker itself reads and writes them.
 
-- Dataclasses are pickled as their fields, without the pixels of an image, which are sent from where they are: copying
-  20 MB of them would stop the event loop for 30 ms.
-- The worker gets references to its own objects (`remote_object`): vocabulary, compiled grammars, tokenized media,
-  known bitmaps.
-- From the worker, only plain values, our dataclasses and our enums are accepted, because a model file may have
-  taken the process over. That is no security boundary: the process has the server's user.
+- Dataclasses are pickled as their fields. The pixels of an image are sent separately without a copy, as copying 20 MB
+  would block the event loop for 30 ms.
+- The worker gets references to its objects (`remote_object`): vocabulary, compiled grammars, tokenized media, known
+  bitmaps.
+- From the worker, the server accepts only plain values, dataclasses and enums of its packages, because a malicious
+  model file may control the process. This is no security boundary: the process has the server's user.
 """
 
 import asyncio
@@ -46,16 +46,16 @@ from server.structured.reasoning_end import ReasoningSwitch
 from server.vocab import Vocab
 
 EVENTS = "events"
-"""The function of the server that gets the events of steps by request number."""
+"""Name of the server's function that receives the events of steps by request number."""
 _CANCEL = "cancel_call"
-"""A function of both ends: the caller no longer waits for a `Reply`."""
-_OURS = ("server.engine.", "server.pool.", "server.media.", "server.structured.")
-_ACTIVE = ("server.pool.worker.parent", "server.pool.worker.proxies", "server.pool.scheduler", "server.pool.loading")
-"""Modules whose dataclasses do something when they are created."""
+"""Name of a function of both ends: the caller no longer waits for a `Reply`."""
+_PACKAGES = ("server.engine.", "server.pool.", "server.media.", "server.structured.")
+_IMPURE = ("server.pool.worker.parent", "server.pool.worker.proxies", "server.pool.scheduler", "server.pool.loading")
+"""Modules whose dataclasses have side effects when they are created."""
 _STANDARD = {("builtins", "set"), ("builtins", "range"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")}
 _READ_BYTES, _LARGE = 1 << 18, 1 << 16
 _LENGTH, _MORE = struct.Struct("<Q"), 1 << 63
-"""Before each part of a message are its bytes, and this bit if it is not the last part."""
+"""Each part of a message starts with its length in bytes, with the bit `_MORE` if it is not the last part."""
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -67,7 +67,7 @@ Parts: TypeAlias = list[bytes | memoryview]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Calls a function of the other end, which sends a `Reply` with the same number. Number 0: no reply."""
+    """A call of a function of the other end, which sends a `Reply` with the same number. Number 0: no reply."""
 
     number: int
     function: str
@@ -87,8 +87,8 @@ class Reply:
 
 
 StepEvents: TypeAlias = list[tuple[int, list[Event | tuple[int, str, tuple[int, ...]]]]]
-"""Events of one step, by request number. A `Text` without logprobs and timings, as nearly all are, is sent as its other
-fields: as dataclasses they take the step thread three times as long to send.
+"""Events of one step by request number. A `Text` without logprobs and timings is sent as a tuple of its other fields,
+which takes the step thread a third of the time.
 """
 
 
@@ -104,11 +104,11 @@ def _packed(event: Event) -> Event | tuple[int, str, tuple[int, ...]]:
 
 def merged(messages: Iterable[StepEvents]) -> dict[int, list[Event]]:
     """Return the events of several steps by request number, in order."""
-    found: dict[int, list[Event]] = {}
+    result: dict[int, list[Event]] = {}
     for message in messages:
         for number, events in message:
-            found.setdefault(number, []).extend([Text(*e) if isinstance(e, tuple) else e for e in events])
-    return found
+            result.setdefault(number, []).extend([Text(*e) if isinstance(e, tuple) else e for e in events])
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +122,16 @@ class EngineStatus:
 
 
 GeneratorFacts: TypeAlias = tuple[Bounds, int, tuple[Adapter, ...]]
-"""Of the generating engine, with its slots for each instance, and its adapters."""
+"""Bounds, slots of each instance, and adapters of the generating engine."""
 EmbedderFacts: TypeAlias = tuple[EmbedderInfo, int, bool]
-"""Of the embedding engine, with its slots, and whether it takes media."""
+"""Facts of the embedding engine, its number of slots, and whether it accepts media."""
 ReaderFacts: TypeAlias = tuple[frozenset[BitmapKind], str, int, str]
 """Kinds, marker, sample rate and fingerprint of the projector."""
 
 
 @dataclass(slots=True)
 class LoadedFacts:
-    """Constants of the loaded model, and what it takes."""
+    """Constants of the loaded model, and the memory that it takes."""
 
     info: ModelInfo
     footprint: Footprint
@@ -144,7 +144,7 @@ class LoadedFacts:
 
 
 def remote_object(kind: str, name: Any) -> object:
-    """Placeholder in a pickle that `Decoder` replaces by the local object."""
+    """Represent an object of the worker in a pickle; the `Decoder` returns the object instead."""
     raise AssertionError(f"a {kind} was read outside of a worker process: {name}")
 
 
@@ -170,7 +170,7 @@ class HandleTable(dict[int, T]):
         return number
 
     def release(self, number: int) -> None:
-        """Drop an object; unknown numbers are ignored."""
+        """Remove an object; unknown numbers are ignored."""
         self.pop(number, None)
 
 
@@ -178,9 +178,9 @@ class HandleTable(dict[int, T]):
 
 
 @cache
-def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
-    """Return a getter of the constructor's arguments; None for a class that is no plain dataclass. Pickles of these are
-    half as large as Python's own, and made in less than half the time.
+def _field_getter(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
+    """Return a function that gets the constructor's arguments; None for a class that is no plain dataclass. Such
+    pickles are half as large as Python's default, and take less than half the time.
     """
     if not dataclasses.is_dataclass(kind):
         return None
@@ -192,8 +192,8 @@ def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]] | None:
 
 
 class Encoder(pickle.Pickler):
-    """Pickles one message. To the worker: `vocab` is the model's, `share` receives a bitmap without its data and
-    returns a number for the reference.
+    """Pickles one message. For messages to the worker, `vocab` is the model's. `share` returns a reference number for a
+    bitmap, whose pixels are not sent.
     """
 
     def __init__(self, vocab: Vocab | None = None, share: Callable[[Bitmap], int] | None = None) -> None:
@@ -202,7 +202,7 @@ class Encoder(pickle.Pickler):
         self._vocab, self._share = vocab, share
 
     def reducer_override(self, obj: Any) -> Any:
-        """Return how an object that is no plain value is pickled."""
+        """Return the reduction of an object that is no plain value."""
         kind: Any = type(obj)
         if obj is self._vocab:
             return remote_object, ("vocab", None)
@@ -210,12 +210,12 @@ class Encoder(pickle.Pickler):
             return remote_object, ("bitmap", (replace(obj, again=None), self._share(obj)))
         if kind is RemoteChunk:
             return remote_object, ("chunk", obj.number)
-        if (fields := _fields_of(kind)) is not None:
-            return kind, tuple(map(_uncopied, fields(obj))) if kind in _WITH_BUFFERS else fields(obj)
+        if (fields := _field_getter(kind)) is not None:
+            return kind, tuple(map(_as_buffer, fields(obj))) if kind in _WITH_BUFFERS else fields(obj)
         if isinstance(obj, LlamapoolError):
             return remote_error, (kind.__name__, obj.message, vars(obj))
         if kind is ReasoningSwitch:
-            return kind, ()  # messages tell the worker of an `end`
+            return kind, ()  # the server sends ``end_reasoning`` for its `end`
         if hasattr(kind, "recipe"):  # a compiled grammar; importing llguidance to name its class is slow
             return remote_object, ("constraint", tuple(obj.recipe))
         if hasattr(kind, "with_inside"):  # `TextTokens`
@@ -228,7 +228,7 @@ class Encoder(pickle.Pickler):
         return self._file.getvalue()
 
     def encode(self, message: object) -> Parts:
-        """Return a message as it is sent. Call it once."""
+        """Return the parts of a message with their lengths. Call it once."""
         body = self.pickled(message)
         sent: Parts = [_LENGTH.pack(len(body) | (_MORE if self._buffers else 0)) + body]
         for i, buffer in enumerate(self._buffers, 1):
@@ -240,13 +240,13 @@ class Encoder(pickle.Pickler):
 _WITH_BUFFERS = (Bitmap, Reply)
 
 
-def _uncopied(value: object) -> object:
+def _as_buffer(value: object) -> object:
     return pickle.PickleBuffer(value) if type(value) is bytes and len(value) >= _LARGE else value
 
 
 class Decoder(pickle.Unpickler):
-    """Unpickles the parts of a message. In the worker, `resolve` returns the local object for a reference. The server
-    gives none, and accepts only classes that a worker sends; otherwise `load` raises `pickle.UnpicklingError`.
+    """Unpickles the parts of a message. In the worker, `resolve` returns the local object for a reference. Without it,
+    as in the server, `load` raises `pickle.UnpicklingError` for classes that a worker does not send.
     """
 
     def __init__(self, parts: Sequence[bytes], resolve: Callable[[str, Any], object] | None = None) -> None:
@@ -254,7 +254,7 @@ class Decoder(pickle.Unpickler):
         self._resolve = resolve
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class that is permitted here; for `remote_object`, what resolves it."""
+        """Return a permitted class, or `resolve` for `remote_object`."""
         if self._resolve is None:
             return _permitted(module, name)
         is_reference = (module, name) == (__name__, remote_object.__name__)
@@ -263,20 +263,20 @@ class Decoder(pickle.Unpickler):
 
 @cache
 def _permitted(module: str, name: str) -> Any:
-    found = None
+    result = None
     if (module, name) in _STANDARD or (module, name) == (__name__, remote_error.__name__):
-        found = getattr(import_module(module), name)
-    elif module.startswith(_OURS) and not module.startswith(_ACTIVE):
-        found = getattr(import_module(module), name, None)
-        if not (isinstance(found, type) and (dataclasses.is_dataclass(found) or issubclass(found, Enum))):
-            found = None
-    if found is None:
+        result = getattr(import_module(module), name)
+    elif module.startswith(_PACKAGES) and not module.startswith(_IMPURE):
+        result = getattr(import_module(module), name, None)
+        if not (isinstance(result, type) and (dataclasses.is_dataclass(result) or issubclass(result, Enum))):
+            result = None
+    if result is None:
         raise pickle.UnpicklingError(f"a worker process sends no {module}.{name}")
-    return found
+    return result
 
 
 def remote_error(name: str, message: str, fields: Mapping[str, Any]) -> LlamapoolError:
-    """Return an error as the other process raised it, whatever its constructor takes."""
+    """Return the error that the other process raised, without a call of its constructor."""
     kind = getattr(errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, LlamapoolError)):
         kind = InternalError
@@ -287,7 +287,7 @@ def remote_error(name: str, message: str, fields: Mapping[str, Any]) -> Llamapoo
 
 
 def portable(error: BaseException) -> LlamapoolError:
-    """Return `error`, or what a client gets for one that is none of ours, which the log has."""
+    """Return `error` if it is a `LlamapoolError`; otherwise log it and return the error for the client."""
     if isinstance(error, LlamapoolError):
         return error
     if isinstance(error, MemoryError):
@@ -302,12 +302,12 @@ def portable(error: BaseException) -> LlamapoolError:
 class Connection:
     """One end of the connection to the other process: calls its functions, and answers its calls.
 
-    `multiprocessing.connection` would frame messages, too; its Python code doubled the step thread's CPU time per
-    message. The event loop reads, because a thread would wait for the interpreter's lock for each message: with 16
-    streams, the server took twice the CPU time per token.
+    `multiprocessing.connection` also frames messages, but its Python code doubled the step thread's CPU time per
+    message. The event loop reads, because a thread would wait for the GIL at each message: with 16 streams, that
+    doubled the server's CPU time per token.
 
     Created and used on the event loop, except `notify`, `notify_now` and `send_events`, which are thread-safe.
-    ``heard_at``: when the last message arrived.
+    ``received_at``: time of the last received message (`time.monotonic`).
     """
 
     def __init__(
@@ -319,27 +319,27 @@ class Connection:
         encoder: Callable[[], Encoder] = Encoder,
         resolve: Callable[[str, Any], object] | None = None,
     ) -> None:
-        """`functions` are what the other end may call by name. `lost` is called at the end of the connection, `invalid`
-        with the error of a message that could not be processed. `encoder` is called in any thread. `resolve`: see
-        `Decoder`.
+        """`functions`: those that the other end may call, by name. `lost` is called at the end of the connection, and
+        `invalid` with the error of a message that could not be processed. `encoder` is called in any thread.
+        `resolve`: see `Decoder`.
         """
         self._loop = asyncio.get_running_loop()
         self.functions = functions
         functions[_CANCEL] = self._cancel_call
-        self.heard_at = time.monotonic()
+        self.received_at = time.monotonic()
         self._lost, self._invalid, self._encoder, self._resolve = lost, invalid, encoder, resolve
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._answers: dict[int, asyncio.Task[None]] = {}
-        self._read_to_end = threading.Event()
+        self._all_read = threading.Event()
         self._sending, self._writable = threading.Lock(), select.poll()
         self._queue: SimpleQueue[Parts | None] = SimpleQueue()
         self._chunk, self._unread = memoryview(bytearray(_READ_BYTES)), bytearray()
-        self._parts: list[bytes] = []  # of a message that has not arrived to its end
+        self._parts: list[bytes] = []  # of an incomplete message
 
     def connect(self, end: socket.socket) -> None:
-        """Begin to send and to read on this end."""
-        end.setblocking(False)  # uvloop does so, too
+        """Start to send and receive on the socket `end`."""
+        end.setblocking(False)  # uvloop does so as well
         self._socket = end
         self._writable.register(end, select.POLLOUT)
         threading.Thread(target=self._write, name="worker-writer", daemon=True).start()
@@ -360,8 +360,8 @@ class Connection:
         self._send(self._encoder().encode(step_events(batch)))
 
     async def call(self, function: str, *arguments: object) -> Any:
-        """Call a function of the other end. Raises what it raises there, and what `fail_calls` was given. If the caller
-        is cancelled, so is the call.
+        """Call a function of the other end. Raises its errors, and those of `fail_calls`. If the caller is cancelled,
+        the call is cancelled, too.
         """
         number = next(self._numbers)
         self._calls[number] = result = self._loop.create_future()
@@ -375,7 +375,7 @@ class Connection:
             del self._calls[number]
 
     def fail_calls(self, error: Callable[[], LlamapoolError]) -> None:
-        """Fail all waiting calls, each with an error of its own."""
+        """Fail each waiting call with a new error."""
         for result in self._calls.values():
             if not result.done():
                 result.set_exception(error())
@@ -385,7 +385,7 @@ class Connection:
         self._queue.put(None)
 
     def _received(self, messages: Iterable[Sequence[bytes]]) -> None:
-        self.heard_at = time.monotonic()
+        self.received_at = time.monotonic()
         events: list[StepEvents] = []
         try:
             for parts in messages:
@@ -447,12 +447,12 @@ class Connection:
             log.debug("a message could not be sent: %s", error)
 
     def _write(self) -> None:
-        """Send queued messages, in a thread of its own."""
+        """Send queued messages; runs in the thread ``worker-writer``."""
         while (parts := self._queue.get()) is not None:
             self._send(parts)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends the reading of both ends
-        self._read_to_end.wait()
+            self._socket.shutdown(socket.SHUT_RDWR)  # both ends read to the end
+        self._all_read.wait()
         with self._sending:
             self._socket.close()
 
@@ -470,12 +470,12 @@ class Connection:
             return
         self._loop.remove_reader(self._socket)
         self.disconnect()
-        self._read_to_end.set()
+        self._all_read.set()
         self._lost()
 
     def _whole_messages(self) -> list[list[bytes]]:
-        """Take the messages that have arrived to their end."""
-        found: list[list[bytes]] = []
+        """Remove complete messages from the received bytes, and return them."""
+        result: list[list[bytes]] = []
         end, view = 0, memoryview(self._unread)
         with view:
             while len(view) - end >= _LENGTH.size:
@@ -486,7 +486,7 @@ class Connection:
                 end = start + size
                 self._parts.append(bytes(view[start:end]))
                 if not length & _MORE:
-                    found.append(self._parts)
+                    result.append(self._parts)
                     self._parts = []
         del self._unread[:end]
-        return found
+        return result

@@ -26,15 +26,15 @@ from server.structured.reasoning_end import ReasoningEnd
 from server.vocab import Vocab
 
 EXIT_S = 5.0
-"""Seconds that a process may take to exit after its connection was closed, before it is killed, and after that."""
+"""Seconds that a process may take to exit after its connection was closed, and again after it was killed."""
 STACKS_S = 2.0
-"""Seconds that a process has to write its stacks and exit before it is killed; a stopped process does neither."""
+"""Seconds for a process to write its stacks and exit, before it is killed; a stopped process does neither."""
 SILENT_S = 10.0
-"""The least silence after which a process counts as hanging; its heartbeats are two seconds apart."""
+"""Minimum silence after which a process counts as hanging; its heartbeats are two seconds apart."""
 ANSWER_S = 5.0
-"""Seconds in which a process must answer before its engines are closed; otherwise it is frozen."""
+"""Seconds in which a process must answer a ping before its engines are closed; otherwise it is killed."""
 STUCK_S = 60.0
-"""The least time without progress after which a load counts as hanging; a slow disk may take as long to start."""
+"""Minimum time without progress after which a load counts as hanging; a slow disk may take as long to start."""
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[3:]; from server.pool.worker.child import main; main(*map(int, sys.argv[1:3]))"
 )
@@ -46,19 +46,19 @@ T = TypeVar("T")
 
 class WorkerProcess(Connection):
     """A model's worker process, which starts with the first call. It is the `Loader` of the model, and then its
-    `Weights`: everything that could crash runs in the worker. The server reads only the file's header, with our own
-    code, and its vocabulary after the worker has survived it.
+    `Weights`: everything that could crash runs in the worker. The server itself reads only the file's header, by its
+    own code, and the vocabulary after the worker has loaded it.
 
     Used on the event loop, except the methods of `Loader` and `Weights`, which block, `notify`, and `abandon`. The
     system kills the process with the thread that started it.
 
-    ``generator`` and ``embedder`` are proxies of the worker's engines. ``closing``: its engines take no more requests.
-    ``kill_reason``: why the server kills it, "" otherwise. ``advanced_at``: when its load last advanced. ``ended``: the
-    reason of its end.
+    ``generator`` and ``embedder`` are proxies of the worker's engines. ``closing``: the engines take no more requests.
+    ``kill_reason``: why the server kills the process; "" = it does not. ``advanced_at``: time of the last progress of
+    its load. ``ended``: the reason why the process has ended.
     """
 
     def __init__(self, name: str, make_loader: Callable[[], Loader], local: Loader) -> None:
-        """`make_loader` creates the loader in the process; `local` is the server's own."""
+        """`make_loader` creates the loader in the process; `local` is the server's own loader."""
         self.name = name
         self.uses_devices, self.describe = local.uses_devices, local.describe
         self.vocabulary, self.media_kinds = local.vocabulary, local.media_kinds
@@ -76,7 +76,7 @@ class WorkerProcess(Connection):
         self._process: subprocess.Popen[bytes] | None = None
         self._vocabulary: Vocabulary | None = None
         self._footprint: Footprint = {}
-        self._effort: tuple[int, ...] = ()
+        self._activity: tuple[int, ...] = ()
         self._n_hanging_checks = 0
         self._exit: asyncio.Task[None] | None = None
         super().__init__(
@@ -95,18 +95,18 @@ class WorkerProcess(Connection):
         )
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            numbers = theirs.fileno(), os.getpid()
-            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, these arguments
+        server_end, worker_end = socket.socketpair()
+        with worker_end:
+            numbers = worker_end.fileno(), os.getpid()
+            self._process = subprocess.Popen(  # noqa: S603 - fixed program and arguments
                 [sys.executable, "-I", "-c", _BOOT, *map(str, numbers), *map(os.path.abspath, sys.path)],
                 stdin=subprocess.DEVNULL,
-                stderr=None if sys.stderr else subprocess.DEVNULL,  # closed, its number would be that of another file
+                stderr=None if sys.stderr else subprocess.DEVNULL,  # if it is closed, another file may have its number
                 env=public_environment(),
                 pass_fds=numbers[:1],
-                start_new_session=True,  # a Ctrl-C is for the server
+                start_new_session=True,  # a Ctrl-C reaches only the server
             )
-        self.connect(ours)
+        self.connect(server_end)
         levels = {name: logging.getLogger(name).getEffectiveLevel() for name in _LOGGERS}
         self.notify("start", self._make_loader, levels)
 
@@ -122,7 +122,7 @@ class WorkerProcess(Connection):
     # ---- calls
 
     async def call(self, function: str, *arguments: object) -> Any:
-        """Call a function of the worker. Raises what it raises there, and `ended_error` when the process ends."""
+        """Call a function of the worker. Raises its errors, and `ended_error` when the process ends."""
         if self.ended.done():
             raise self.ended_error()
         if self._process is None:
@@ -131,19 +131,19 @@ class WorkerProcess(Connection):
         return await super().call(function, *arguments)
 
     def ended_error(self) -> LlamapoolError:
-        """Return the error of requests that the process no longer serves: they are retried unless it was closed."""
+        """Return the error for requests of the ended process: they are retried, unless it was being closed."""
         if self.closing:
             return ShuttingDown("model")
         return ModelEnded(f"the model has ended: {self.ended.result()}; it is loaded again")
 
-    def in_thread(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of a coroutine, in a thread that may block."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def in_thread(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine that runs on the event loop; blocks the calling thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def submit(self, number: int, request: Request) -> None:
-        """Send a request as bytes, because compiling its grammar takes a thread of the worker."""
+        """Send a request as bytes, because the worker decodes it in a thread if it has a grammar."""
         if isinstance(request.constraint, ReasoningEnd):
-            request.constraint.switch.heard = partial(self.notify, "end_reasoning", number)
+            request.constraint.switch.on_end = partial(self.notify, "end_reasoning", number)
         self.notify("submit", number, self._new_encoder().pickled(request), request.constraint is not None)
 
     def _new_encoder(self) -> Encoder:
@@ -163,7 +163,7 @@ class WorkerProcess(Connection):
         return cast(Mapping[str, Memory], self._call_loader("loader", "memory"))
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> Self:
-        """Load the model in the worker, and read its vocabulary here. Raises `ModelFailed`, also if the process
+        """Load the model in the worker, and the vocabulary in this process. Raises `ModelFailed`, also if the process
         ends.
         """
         self._progress = progress
@@ -193,7 +193,7 @@ class WorkerProcess(Connection):
             raise ModelFailed(self.name, f"its process: {error}") from error
 
     def abandon(self) -> None:
-        """Kill the process of an unwanted load. Thread-safe."""
+        """Kill the process, whose load is no longer needed. Thread-safe."""
         self._loop.call_soon_threadsafe(self.kill, "its load was stopped")
 
     # ---- the weights
@@ -205,7 +205,7 @@ class WorkerProcess(Connection):
         return self._vocabulary.vocab
 
     def runner(self) -> NoReturn:
-        """Raises `InternalError`: contexts exist only in the worker."""
+        """Raise `InternalError`: contexts exist only in the worker."""
         raise InternalError("the model is in another process")
 
     embedding_runner = runner
@@ -214,7 +214,7 @@ class WorkerProcess(Connection):
         return self._footprint
 
     def close(self) -> None:
-        """End the process, which frees all; blocking."""
+        """End the process; blocks."""
         self.in_thread(self.end())
         if self._vocabulary is not None:
             self._vocabulary.close()
@@ -222,17 +222,17 @@ class WorkerProcess(Connection):
     # ---- messages
 
     def _update(self, *states: EngineStatus) -> None:
-        for engine, status in zip(self.engines, states, strict=False):  # before the end of the load there are fewer
+        for engine, status in zip(self.engines, states, strict=False):  # there are fewer during the load
             engine.update(status)
 
     def _progressed(self, value: float) -> None:
         self.advanced_at = time.monotonic()
         self._progress(value)
 
-    def loads(self, effort: tuple[int, ...]) -> None:
-        """Record a heartbeat of its load. `effort` changes while the load advances."""
-        if effort != self._effort:
-            self._effort, self.advanced_at = effort, time.monotonic()
+    def loads(self, activity: tuple[int, ...]) -> None:
+        """Record a heartbeat of the load. `activity` (`child.load_activity`) changes while the load advances."""
+        if activity != self._activity:
+            self._activity, self.advanced_at = activity, time.monotonic()
 
     async def _pixels(self, number: int) -> bytes:
         return await asyncio.to_thread(self.bitmaps[number].decoded)
@@ -244,23 +244,23 @@ class WorkerProcess(Connection):
     # ---- the end
 
     def check_progress(self, limit_s: float) -> None:
-        """Kill a process that is silent or whose load makes no progress, and let it check its own steps. Called
+        """Kill a process that is silent or whose load does not advance, and let the worker check its steps. Call it
         periodically.
         """
         if self._process is None or self.kill_reason or self.ended.done():
             return
-        still_s = time.monotonic() - (self.heard_at if self.is_loaded else self.advanced_at)
-        hangs = still_s > max(limit_s, SILENT_S if self.is_loaded else STUCK_S)
+        stalled_s = time.monotonic() - (self.received_at if self.is_loaded else self.advanced_at)
+        hangs = stalled_s > max(limit_s, SILENT_S if self.is_loaded else STUCK_S)
         self._n_hanging_checks = self._n_hanging_checks + 1 if hangs else 0
-        if self._n_hanging_checks > 1:  # messages are read between two checks, if this process was the one that hung
+        if self._n_hanging_checks > 1:  # if only this process hung, it reads messages between two checks
             what = "it has been silent" if self.is_loaded else "its load has not advanced"
-            self.kill(f"{what} for {still_s:.0f} s", stacks=True)
+            self.kill(f"{what} for {stalled_s:.0f} s", stacks=True)
         elif self.is_loaded:
             self.notify("check_progress", limit_s)
 
     async def begin_close(self) -> None:
-        """Let its engines take no more requests. Kill a process that does not answer, such as a stopped one."""
-        self.closing = self.closing or not self.ended.done()  # otherwise requests in preparation are to be retried
+        """Stop new requests to the engines. Kill a process that does not answer, such as a stopped one."""
+        self.closing = self.closing or not self.ended.done()  # requests to an ended process are retried
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self.call("ping")
@@ -270,14 +270,14 @@ class WorkerProcess(Connection):
             return
 
     def kill(self, reason: str, *, stacks: bool = False) -> None:
-        """Kill it; with `stacks` it writes the stacks of its threads to the log first."""
+        """Kill the process; with `stacks`, it first writes the stacks of its threads to the log."""
         first, self.kill_reason = not self.kill_reason, self.kill_reason or reason
         if self._process is None:
             if first:
                 self.ended.set_result(reason)
         elif not stacks:
             self._process.kill()
-            self._loop.call_later(EXIT_S, self._reap)  # if it keeps its connection: it hangs in the kernel
+            self._loop.call_later(EXIT_S, self._reap)  # a process that hangs in the kernel keeps its connection
         elif first:
             log.critical("model '%s' is killed: %s", self.name, reason)
             with contextlib.suppress(ProcessLookupError):
@@ -290,7 +290,7 @@ class WorkerProcess(Connection):
 
     async def _wait(self, process: "subprocess.Popen[bytes]") -> None:
         status = 0
-        with contextlib.suppress(subprocess.TimeoutExpired):  # then it is given up
+        with contextlib.suppress(subprocess.TimeoutExpired):  # after the second timeout, it counts as ended
             try:
                 status = await asyncio.to_thread(process.wait, EXIT_S)
             except subprocess.TimeoutExpired:
@@ -303,14 +303,14 @@ class WorkerProcess(Connection):
         self.fail_calls(self.ended_error)
 
     async def end(self) -> None:
-        """Let it exit by itself; kill it if that takes too long. Returns when it has ended."""
+        """Let the process exit; kill it after `EXIT_S`. Returns when it has ended."""
         self.disconnect()
         self._reap()
         await asyncio.shield(self.ended)
 
 
 def _log(fields: Mapping[str, Any]) -> None:
-    """Handle a log record of the worker as one of this process."""
+    """Handle a log record of the worker in this process."""
     record = logging.makeLogRecord(dict(fields))
     logger = logging.getLogger(record.name)
     if logger.isEnabledFor(record.levelno):

@@ -1,4 +1,4 @@
-"""The server's proxies of a worker's engines and media reader."""
+"""The server's proxies of the engines and the media reader in a worker."""
 
 import asyncio
 import contextlib
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from server.pool.worker.parent import WorkerProcess
 
 CLOSE_S = 60.0
-"""Seconds for saving prompt states after the requests have ended."""
+"""Seconds for saving prompt states after requests were drained."""
 
 
 class EngineProxy:
-    """What the proxies of both engines have in common. ``stats``: the last known totals of the worker's engine."""
+    """Common methods of both engines' proxies. ``stats``: the last received totals of the worker's engine."""
 
     hangs = False
-    """The process can be killed."""
+    """Always False: a process that hangs is killed."""
     failure = ""
 
     def __init__(self, process: "WorkerProcess", n_slots: int, n_ctx_seq: int, name: str) -> None:
@@ -44,7 +44,7 @@ class EngineProxy:
         self.stats = EngineStats()
         self._name = name
         self._status: EngineStatus | None = None
-        self._shown: dict[str, Request] = {}  # requests that slots may show, by id
+        self._recent: dict[str, Request] = {}  # by id: running requests, and those of a slot's last use
         self._n_preparing = 0
 
     @property
@@ -56,27 +56,27 @@ class EngineProxy:
         self._status, self.stats = status, status.stats
 
     def slots(self) -> list[SlotSnapshot]:
-        """Return the last known state of every slot."""
+        """Return the last received state of every slot."""
         if self._status is None:
             return [SlotSnapshot(i, self.n_ctx_seq) for i in range(self.n_slots)]
         pairs = zip(self._status.slots, self._status.requests, strict=True)
-        return [replace(slot, request=self._shown.get(id_)) for slot, id_ in pairs]
+        return [replace(slot, request=self._recent.get(id_)) for slot, id_ in pairs]
 
     def process_ended(self) -> None:
         self._status = None
 
     def check_progress(self, limit_s: float) -> None:
-        """Nothing: `WorkerProcess.check_progress` does that for both engines."""
+        """Do nothing: `WorkerProcess.check_progress` checks both engines."""
 
     async def _drain(self, drain_s: float) -> None:
-        """Give running requests of the worker's engine `drain_s` seconds; the caller fails what is left."""
+        """Give running requests of the worker's engine `drain_s` seconds; the caller fails the rest."""
         await self.process.begin_close()
         with contextlib.suppress(TimeoutError, LlamapoolError):
             async with asyncio.timeout(drain_s + CLOSE_S):
                 await self.process.call("close", self._name, drain_s)
 
     async def in_worker(self, function: str, *arguments: object) -> Any:
-        """Call a function of the worker. Raises what it raises there, and `WorkerProcess.ended_error`."""
+        """Call a function of the worker. Raises its errors, and `WorkerProcess.ended_error`."""
         self._check_open()
         return await self.process.call(function, *arguments)
 
@@ -86,7 +86,7 @@ class EngineProxy:
 
     @contextlib.contextmanager
     def preparing(self) -> Iterator[None]:
-        """Surround the preparation of a request: step threads give it a moment to join the next batch."""
+        """Mark the preparation of a request, for which step threads wait briefly, so that it joins the next batch."""
         self._n_preparing += 1
         if self._n_preparing == 1:
             self.process.notify("preparing", self._name, True)
@@ -100,7 +100,7 @@ class EngineProxy:
 
 @dataclass(eq=False, slots=True)
 class _SentTicket(Ticket):
-    """A request that has not ended, its number in messages, and how many of its choices have not ended."""
+    """A running request. ``number``: in messages; ``n_open``: choices that have not ended."""
 
     n_open: int = 0
     number: int = 0
@@ -125,7 +125,7 @@ class IsolatedEngine(EngineProxy):
     # ---- requests
 
     def submit(self, request: Request, sink: Sink) -> Ticket:
-        """Queue `request`; its events go to `sink`. Raises errors that the server can detect; all others are the first
+        """Queue `request`; `sink` receives its events. Raises errors that the server can detect; others are the first
         event.
         """
         self._check_open()
@@ -136,7 +136,7 @@ class IsolatedEngine(EngineProxy):
             request = replace(request, arrived_at=self.now)
         ticket = _SentTicket(request, sink, request.arrived_at, n_open=request.n, number=next(self._numbers))
         self._open[ticket.number] = ticket
-        self._shown[request.id] = request
+        self._recent[request.id] = request
         self.process.submit(ticket.number, request)
         return ticket
 
@@ -161,12 +161,12 @@ class IsolatedEngine(EngineProxy):
 
     def update(self, status: EngineStatus) -> None:
         super().update(status)
-        if len(self._shown) > 4 * self.n_slots + len(self._open):
-            kept = {ticket.request.id for ticket in self._open.values()} | set(status.requests)
-            self._shown = {id_: request for id_, request in self._shown.items() if id_ in kept}
+        if len(self._recent) > 4 * self.n_slots + len(self._open):
+            in_use = {ticket.request.id for ticket in self._open.values()} | set(status.requests)
+            self._recent = {id_: request for id_, request in self._recent.items() if id_ in in_use}
 
     def process_ended(self) -> None:
-        """Fail all requests. Callers retry those of which their clients have seen nothing."""
+        """Fail all requests. Callers retry those of which their clients have received nothing."""
         super().process_ended()
         self._fail_all()
 
@@ -176,7 +176,7 @@ class IsolatedEngine(EngineProxy):
             ticket.sink([Failed(self.process.ended_error())])
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Give running requests `drain_s` seconds, then fail them; prompt states are saved."""
+        """Give running requests `drain_s` seconds, then fail them. The worker saves prompt states."""
         try:
             await self._drain(drain_s)
         finally:  # also if a step hangs
@@ -202,7 +202,7 @@ class IsolatedEngine(EngineProxy):
 
     @property
     def now(self) -> float:
-        """The clock of views and of ``arrived_at``: the same in all processes of the system."""
+        """The clock of views and of ``arrived_at``, which all processes of the system share."""
         return time.perf_counter()
 
     # ---- settings and slots
@@ -213,8 +213,8 @@ class IsolatedEngine(EngineProxy):
         self.process.notify("set_adapter_scales", scales)
 
     def _use_adapters(self, adapters: tuple[Adapter, ...]) -> None:
-        now = {adapter.id: adapter.scale for adapter in self.adapters}  # maybe set after the worker has answered
-        self.adapters = tuple(replace(adapter, scale=now.get(adapter.id, adapter.scale)) for adapter in adapters)
+        current = {adapter.id: adapter.scale for adapter in self.adapters}  # may have changed since the worker's reply
+        self.adapters = tuple(replace(adapter, scale=current.get(adapter.id, adapter.scale)) for adapter in adapters)
         self.process.notify("set_adapter_scales", default_set(self.adapters))
 
     async def load_adapter(self, name: str, path: str, in_place: bool) -> None:
@@ -250,8 +250,8 @@ class IsolatedEmbedder(EngineProxy):
         return bool(self._jobs)
 
     def submit(self, inputs: Sequence[Sequence[int] | MediaPrompt]) -> asyncio.Future[list[Vectors]]:
-        """Queue a request; the future has the vectors of each input, or raises `ModelEnded`. Cancelling it cancels the
-        request.
+        """Queue a request. The future returns the vectors of each input, or raises `ModelEnded`. Cancel it to cancel
+        the request.
         """
         self._check_open()
         if not inputs:
@@ -275,7 +275,7 @@ class IsolatedEmbedder(EngineProxy):
 
 
 class IsolatedReader:
-    """`server.pool.protocols.MediaReader` of a worker, which keeps the tokenized media; its methods block."""
+    """`server.pool.protocols.MediaReader` of a worker, which stores the tokenized media. Methods block."""
 
     def __init__(self, process: "WorkerProcess", facts: ReaderFacts) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""``llamapool pull``, ``list``, ``rm`` against a hub on the loopback, and which file of a repository is chosen."""
+"""``llamapool pull``, ``list`` and ``rm`` against a hub on loopback, and which files of a repository they choose."""
 
 import hashlib
 import zipfile
@@ -12,23 +12,23 @@ from server.hub import wheel
 from server.hub.cache import is_inside
 from server.hub.names import SHORT, Files, HubFile, Reference, choose
 from server.settings import load_settings, model_specs
-from tests.support.stand_in_hub import StandInHub, stand_in_hub
+from tests.support.fake_hub import FakeHub, fake_hub
 
 MODEL = b"GGUF" + bytes(2_000_000)
 MODEL_ID = "org/model:Q8_0"
 
 
 @pytest.fixture
-def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
-    files = {"m-Q8_0.gguf": MODEL, "mmproj-F16.gguf": b"eyes", "mtp-F16.gguf": b"draft"}
-    with stand_in_hub({"org/model": files}) as hub:
+def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    files = {"m-Q8_0.gguf": MODEL, "mmproj-F16.gguf": b"mmproj", "mtp-F16.gguf": b"draft"}
+    with fake_hub({"org/model": files}) as hub:
         monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "cache"))
         monkeypatch.setenv("MODEL_ENDPOINT", hub.url)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # where somebody works offline
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         yield hub
 
 
-def test_pull_list_and_rm(remote: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pull_list_and_rm_of_a_model_with_siblings(remote: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 0
     assert "no models in" in capsys.readouterr().err
     assert main(["pull", MODEL_ID, "--no-mmproj"]) == 0
@@ -51,7 +51,7 @@ def test_pull_list_and_rm(remote: StandInHub, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["pull", "org/none"], 1, "is not on the hub"),
         (["pull", "org/model:Q2_K"], 1, "its GGUF files: m-Q8_0.gguf"),
@@ -64,23 +64,23 @@ def test_pull_list_and_rm(remote: StandInHub, capsys: pytest.CaptureFixture[str]
         (["list", "x"], 2, "list takes no model names"),
     ],
 )
-def test_mistakes_are_one_line(
-    remote: StandInHub, capsys: pytest.CaptureFixture[str], words: list[str], status: int, said: str
+def test_errors_are_one_line(
+    remote: FakeHub, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str
 ) -> None:
-    assert main(words) == status
+    assert main(arguments) == status
     err = capsys.readouterr().err
-    assert said in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 
-def test_a_file_and_a_token(remote: StandInHub) -> None:
+def test_pull_sends_the_token_of_its_option(remote: FakeHub) -> None:
     assert main(["pull", "org/model", "--hf-file", "m-Q8_0.gguf", "-hft", "hf_mine"]) == 0
-    assert {asked.token for asked in remote.asked} == {"hf_mine"}
+    assert {request.token for request in remote.requests} == {"hf_mine"}
 
 
 @pytest.fixture
-def in_a_wheel(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short name's model is a small one, in a wheel in a folder that pip is told to look in."""
+def local_wheel(remote: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the wheel of the short name by a small one in a local folder, which pip finds."""
     archive = tmp_path / "wheels" / "llm_tiny-1.0-py3-none-any.whl"
     archive.parent.mkdir()
     with zipfile.ZipFile(archive, "w") as packed:
@@ -95,28 +95,28 @@ def in_a_wheel(remote: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
     file = HubFile("Tiny.Q4_1.gguf", len(MODEL), hashlib.sha256(MODEL).hexdigest())
-    made = {"REQUIREMENT": "llm-tiny==1.0", "WHEEL_SHA256": sha256, "FOLDER": "llm_tiny", "MODEL": file}
-    for name, value in made.items():
+    constants = {"REQUIREMENT": "llm-tiny==1.0", "WHEEL_SHA256": sha256, "FOLDER": "llm_tiny", "MODEL": file}
+    for name, value in constants.items():
         monkeypatch.setattr(wheel, name, value)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_a_wheel")
-def test_a_short_name_is_a_wheels_model(remote: StandInHub, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("local_wheel")
+def test_short_name_pulls_the_model_of_a_wheel(remote: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "smollm2"]) == 0
     path = Path(capsys.readouterr().out.strip().partition(": ")[2])
     assert path.read_bytes() == MODEL
     assert main(["list"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith(SHORT["smollm2"])
-    assert remote.asked == []
+    assert remote.requests == []
     assert any("smollm2" in spec.aliases for spec in model_specs(load_settings([])))
     assert main(["rm", "smollm2"]) == 0
     assert not path.exists()
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_a_wheel")
-def test_a_wheel_with_another_sum_is_refused(
+@pytest.mark.usefixtures("local_wheel")
+def test_wheel_with_another_sha256_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wheel, "WHEEL_SHA256", "0" * 64)
@@ -125,42 +125,34 @@ def test_a_wheel_with_another_sum_is_refused(
     assert not list((tmp_path / "cache").rglob("*.gguf"))
 
 
-def test_siblings_are_the_nearest_in_folder_and_quantization() -> None:
+def test_chosen_siblings_are_nearest_in_folder_and_quantization() -> None:
     names = ["m-Q4_K_M.gguf", "mmproj-F16.gguf", "mmproj-Q8_0.gguf", "sub/mmproj-Q4_0.gguf", "mtp-m-Q4_K_M.gguf"]
     assert choose({name: name for name in names}, "a/b").siblings == {"mmproj": "mmproj-Q8_0.gguf", "mtp": names[-1]}
 
 
-def test_a_preset_is_all_that_is_meant() -> None:
+def test_only_the_preset_is_chosen_if_there_is_one() -> None:
     assert choose({"m-Q4_K_M.gguf": 1, "preset.ini": 2}, "a/b") == Files(preset=2)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "a",
-        "a/b/c",
-        "../b",
-        "a/..",
-        "/a/b",
-        "a/b:",
-        "a/b:c/d",
-        "http://127.0.0.1/a",
-        "a/b\n",
-        "a--b/c",
-        "a/b:x:y",
-        "a/b?x=1",
-        "a%2e/b",
-        "a\\b/c",
-        "ä/b",
-        "a/" + "b" * 300,
-        "a/b:" + "q" * 65,
-        "a/-b",
-        "a/b.",
-        "a/b:../c",
+        *("", "a", "a/b/c", "../b", "a/..", "/a/b", "a/b:", "a/b:c/d", "a/b:../c", "a/b:x:y", "a/b:" + "q" * 65),
+        *(
+            "http://127.0.0.1/a",
+            "a/b?x=1",
+            "a%2e/b",
+            "a\\b/c",
+            "a/b\n",
+            "a--b/c",
+            "ä/b",
+            "a/" + "b" * 300,
+            "a/-b",
+            "a/b.",
+        ),
     ],
 )
-def test_what_could_lead_elsewhere_is_no_reference(text: str) -> None:
+def test_invalid_references_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="owner/name"):
         Reference.parse(text)
 
@@ -168,5 +160,5 @@ def test_what_could_lead_elsewhere_is_no_reference(text: str) -> None:
 @pytest.mark.parametrize(
     "path", ["../x.gguf", "/x.gguf", "a/../x.gguf", "..", "", "a\\x.gguf", "C:x.gguf", "a\0b", "a/ /b", "x" * 2000]
 )
-def test_a_hubs_names_stay_in_their_folder(path: str) -> None:
+def test_file_names_that_leave_the_folder_are_recognized(path: str) -> None:
     assert not is_inside(path)

@@ -1,4 +1,4 @@
-"""A pool without threads, time or a native library: a test runs each blocking job, and moves the clock, itself."""
+"""A pool without threads, clock or native library: the test runs each blocking job and sets the time."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def spec(model: str, **changes: Any) -> ModelSpec:
-    """A model to configure; ``instances``, ``embedding`` and ``pooling`` may be given directly."""
+    """Return a model's configuration. `changes` are its fields, or ``instances``, ``embedding`` and ``pooling``."""
     native = LoadParams(
         instances=changes.pop("instances", 1),
         embedding=changes.pop("embedding", None),
@@ -38,7 +38,7 @@ def spec(model: str, **changes: Any) -> ModelSpec:
 
 
 class ManualExecutor(Executor):
-    """Keeps submitted jobs until `run`."""
+    """Keep submitted jobs until `run_job`."""
 
     def __init__(self) -> None:
         self.jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
@@ -48,32 +48,32 @@ class ManualExecutor(Executor):
         self.jobs.append((future, lambda: fn(*args, **kwargs)))
         return future
 
-    def run(self, index: int = 0) -> None:
-        """Run one waiting job to its end."""
+    def run_job(self, index: int = 0) -> None:
+        """Run one submitted job."""
         future, job = self.jobs.pop(index)
         if not future.set_running_or_notify_cancel():
             return
         try:
             future.set_result(job())
-        except BaseException as error:  # noqa: BLE001 (it is the future's)
+        except BaseException as error:  # noqa: BLE001 (the future raises it)
             future.set_exception(error)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        assert not self.jobs, "shut down with jobs waiting"
+        assert not self.jobs, "shut down with submitted jobs"
 
 
-class Engines:
-    """Makes engines that do nothing, and remembers them."""
+class EngineFactory:
+    """Create engines that do nothing. ``created`` lists all of them; if ``failing``, creation raises."""
 
     def __init__(self) -> None:
-        self.made: list[FakeEngine] = []
+        self.created: list[FakeEngine] = []
         self.failing = False
 
     def __call__(self, runners: Sequence[Runner], params: object, loop: object) -> ReportingEngine:
         if self.failing:
             raise RuntimeError("no thread for the engine")
-        self.made.append(FakeEngine(runners))
-        return cast(ReportingEngine, self.made[-1])
+        self.created.append(FakeEngine(runners))
+        return cast(ReportingEngine, self.created[-1])
 
 
 class FakeEngine:
@@ -103,21 +103,21 @@ class FakeEngine:
             runner.close()
 
 
-class Grammar:
-    """Counts how often it was prepared."""
+class FakeCompiler:
+    """Count the calls of `prepare`, or raise `error` from it."""
 
-    def __init__(self, fault: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.n_prepared = 0
-        self._fault = fault
+        self._error = error
 
     def prepare(self) -> None:
-        if self._fault is not None:
-            raise self._fault
+        if self._error is not None:
+            raise self._error
         self.n_prepared += 1
 
 
-class Loader(Measures):
-    """Fails for the models in ``failing``; ``weights`` has all that were ever loaded."""
+class RecordingLoader(Measures):
+    """Load fake weights. ``weights`` lists all of them; a model in ``failing`` raises its exception instead."""
 
     def __init__(self) -> None:
         self.failing: dict[str, BaseException] = {}
@@ -140,65 +140,77 @@ class Loader(Measures):
         return FakeRunner()
 
     @property
-    def open(self) -> list[FakeWeights]:
-        """The weights that are in memory."""
+    def in_memory(self) -> list[FakeWeights]:
+        """The weights that are not closed."""
         return [w for w in self.weights if not w.closed]
 
 
 async def spin(n: int = 25) -> None:
-    """Let everything that can go on without a thread or the clock go on."""
+    """Run the event loop until only jobs and the clock are awaited."""
     for _ in range(n):
         await asyncio.sleep(0)
 
 
-class Setup:
+class PoolHarness:
     """A pool with all its fakes."""
 
     def __init__(
-        self, *specs: ModelSpec, loader: Loader | None = None, fetcher: Fetcher | None = None, **limits: Any
+        self, *specs: ModelSpec, loader: RecordingLoader | None = None, fetcher: Fetcher | None = None, **limits: Any
     ) -> None:
         self.clock = Clock(100.0)
         self.threads = ManualExecutor()
-        self.loader = loader or Loader()
-        self.engines = Engines()
-        self.embedders = Engines()
+        self.loader = loader or RecordingLoader()
+        self.engines = EngineFactory()
+        self.embedders = EngineFactory()
         self.factories = Factories(
             engine=self.engines,
             embedder=cast(EmbedderFactory, self.embedders),
             template=lambda info, spec: cast(Any, object()),
-            grammar=lambda vocab: cast(Any, Grammar()),
+            grammar=lambda vocab: cast(Any, FakeCompiler()),
         )
         self.pool = Pool(
             *(specs, cast(Any, self.loader), PoolLimits(**limits), self.clock, self.factories),
             threads=self.threads,
-            in_process=cast(Any, Loader),
+            in_process=cast(Any, RecordingLoader),
             fetcher=cast(Fetcher, fetcher),
-            reread=lambda: [each for each in specs if each.origin != "cache"],  # where `Pool.remove` has deleted them
+            reread=lambda: [each for each in specs if each.origin != "cache"],  # `Pool.remove` deletes cached models
         )
 
-    async def work(self) -> None:
-        """Run blocking jobs until there is nothing left to do."""
+    async def run_jobs(self) -> None:
+        """Run blocking jobs until none is left."""
         await spin()
         while self.threads.jobs:
-            self.threads.run()
+            self.threads.run_job()
             await spin()
         check_pool(self.pool)
 
-    async def done(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, with all the jobs that it takes."""
-        task = asyncio.create_task(work)
-        await self.work()
+    async def complete(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `coroutine` after running the jobs that it submits."""
+        task = asyncio.create_task(coroutine)
+        await self.run_jobs()
         return await asyncio.wait_for(task, 60)
 
-    async def begun(self, model: str) -> None:
-        """Run jobs until the model's load has begun."""
+    async def lease(self, model: str) -> Lease:
+        """Acquire a lease, loading the model if necessary."""
+        return await self.complete(self.pool.acquire(model))
+
+    async def use(self, model: str) -> None:
+        """Acquire and release a lease."""
+        (await self.lease(model)).release()
+
+    def start_acquire(self, model: str, *, autoload: bool | None = None) -> "asyncio.Future[Lease]":
+        """Return a task that waits for a lease."""
+        return asyncio.ensure_future(self.pool.acquire(model, autoload=autoload))
+
+    async def run_until_loading(self, model: str) -> None:
+        """Run jobs until the model's load starts."""
         await spin()
         while self.status(model) is not Status.LOADING:
-            self.threads.run()
+            self.threads.run_job()
             await spin()
 
     def end_process(self, model: str) -> None:
-        """Do what the end of a loaded model's process does; nothing if it is not loaded."""
+        """Report the end of a loaded model's process; do nothing if the model is not loaded."""
         entry = self.pool._entries[model]
         if entry.loaded is not None:
             self.pool._scheduler._ended(entry, entry.loaded, "killed")
@@ -209,32 +221,23 @@ class Setup:
     def statuses(self) -> dict[str, Status]:
         return {s.spec.id: s.status for s in self.pool.states()}
 
-    async def later(self, seconds: float) -> None:
-        """Pass time, do what is due then."""
+    async def advance(self, seconds: float) -> None:
+        """Advance the clock and do what is then due."""
         self.clock.now += seconds
         self.pool._scheduler.tick()
-        await self.work()
+        await self.run_jobs()
 
 
 @asynccontextmanager
 async def pool_of(
-    *models: ModelSpec | str, loader: Loader | None = None, fetcher: Fetcher | None = None, **limits: Any
-) -> AsyncIterator[Setup]:
-    """A pool, closed at the end; nothing may be left in memory."""
-    setup = Setup(*(spec(m) if isinstance(m, str) else m for m in models), loader=loader, fetcher=fetcher, **limits)
-    yield setup
-    closing = asyncio.ensure_future(setup.pool.close(0.0))
-    await setup.work()
+    *models: ModelSpec | str, loader: RecordingLoader | None = None, fetcher: Fetcher | None = None, **limits: Any
+) -> AsyncIterator[PoolHarness]:
+    """Open a pool. On exit, close it and check that no model is left in memory."""
+    specs = (spec(m) if isinstance(m, str) else m for m in models)
+    harness = PoolHarness(*specs, loader=loader, fetcher=fetcher, **limits)
+    yield harness
+    closing = asyncio.ensure_future(harness.pool.close(0.0))
+    await harness.run_jobs()
     await asyncio.wait_for(closing, 60)
-    assert setup.loader.open == []
-    assert all(engine.closed for engine in (*setup.engines.made, *setup.embedders.made))
-
-
-async def loaded(s: Setup, model: str) -> Lease:
-    """A lease, with all the work that it takes."""
-    return await s.done(s.pool.acquire(model))
-
-
-def acquiring(s: Setup, model: str, *, autoload: bool | None = None) -> "asyncio.Future[Lease]":
-    """A caller that waits for a lease."""
-    return asyncio.ensure_future(s.pool.acquire(model, autoload=autoload))
+    assert harness.loader.in_memory == []
+    assert all(engine.closed for engine in (*harness.engines.created, *harness.embedders.created))

@@ -1,4 +1,4 @@
-"""Events of the pool, and of the blocks that its caches hold."""
+"""Events of the pool to its subscribers, and KV events about cached blocks."""
 
 import asyncio
 import itertools
@@ -17,64 +17,57 @@ from server.pool.state import Status
 from server.startup_banner import show_load_progress
 
 
-def changed(model: str, status: Status = Status.READY) -> StatusChanged:
-    return StatusChanged(model, status)
-
-
-async def rest(subscription: Subscription) -> list[PoolEvent]:
-    subscription.close()
+async def read_all(subscription: Subscription) -> list[PoolEvent]:
+    """Return the events until the subscription ends."""
     return [event async for event in subscription]
 
 
-async def test_a_slow_subscriber_loses_the_oldest_progress_but_no_status() -> None:
+async def test_slow_subscriber_loses_the_oldest_progress_but_no_status() -> None:
     fan_out = FanOut(limit=3)
     slow = fan_out.subscribe()
-    fan_out.publish(changed("a", Status.LOADING))
+    loading, ready = StatusChanged("a", Status.LOADING), StatusChanged("a", Status.READY)
+    fan_out.publish(loading)
     for value in (0.1, 0.2, 0.3, 0.4):
         fan_out.publish(LoadProgress("a", value))
-    fan_out.publish(changed("a"))
-    assert await rest(slow) == [changed("a", Status.LOADING), LoadProgress("a", 0.4), changed("a")]
+    fan_out.publish(ready)
+    slow.close()
+    assert await read_all(slow) == [loading, LoadProgress("a", 0.4), ready]
 
 
-async def test_closing_ends_listeners_that_wait_and_those_that_come_later() -> None:
+async def test_close_ends_waiting_and_later_subscriptions() -> None:
     fan_out = FanOut()
-    events = fan_out.subscribe()
-    waiting = asyncio.ensure_future(rest_of(events))
+    waiting = asyncio.ensure_future(read_all(fan_out.subscribe()))
     await asyncio.sleep(0)
     fan_out.close()
     assert await asyncio.wait_for(waiting, 60) == []
-    assert await asyncio.wait_for(rest_of(fan_out.subscribe()), 60) == []
-
-
-async def rest_of(events: Subscription) -> list[PoolEvent]:
-    return [event async for event in events]
+    assert await asyncio.wait_for(read_all(fan_out.subscribe()), 60) == []
 
 
 EVENTS = st.one_of(
-    st.builds(changed, st.sampled_from("abcd"), st.sampled_from(list(Status))),
+    st.builds(StatusChanged, st.sampled_from("abcd"), st.sampled_from(list(Status))),
     st.builds(LoadProgress, st.sampled_from("abcd"), st.floats(0, 1)),
 )
 
 
 @given(st.lists(EVENTS, max_size=40), st.integers(1, 8))
-def test_the_buffer_is_bounded_and_keeps_each_latest_status(events: list[PoolEvent], limit: int) -> None:
-    async def received() -> list[PoolEvent]:
+def test_buffer_is_bounded_and_keeps_the_latest_status_of_each_model(events: list[PoolEvent], limit: int) -> None:
+    async def receive() -> list[PoolEvent]:
         fan_out = FanOut(limit)
         subscription = fan_out.subscribe()
         for event in events:
             fan_out.publish(event)
-        return await rest(subscription)
+        subscription.close()
+        return await read_all(subscription)
 
-    got = asyncio.run(received())
+    received = asyncio.run(receive())
     models = {e.model for e in events}
-    assert len(got) <= max(limit, len(models))
+    assert len(received) <= max(limit, len(models))
     for model in models:
-        said = [e for e in events if isinstance(e, StatusChanged) and e.model == model]
-        heard = [e for e in got if isinstance(e, StatusChanged) and e.model == model]
-        assert heard[-1:] == said[-1:]
+        published = [e for e in events if isinstance(e, StatusChanged) and e.model == model]
+        assert [e for e in received if isinstance(e, StatusChanged) and e.model == model][-1:] == published[-1:]
 
 
-async def test_long_loads_and_downloads_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+async def test_progress_of_long_loads_and_downloads_is_logged_at_intervals(caplog: pytest.LogCaptureFixture) -> None:
     fan_out = FanOut()
     events = fan_out.subscribe()
     for percent in range(0, 100, 10):
@@ -95,12 +88,12 @@ async def test_long_loads_and_downloads_are_logged_now_and_then(caplog: pytest.L
 GPU = "GPU"
 
 
-def held(key: object, tokens: list[int], medium: str = GPU, salt: str = "", n: int | None = None) -> HeldText:
-    return HeldText(key, tokens, len(tokens) if n is None else n, medium, salt)
+def held_text(key: object, tokens: list[int], medium: str = GPU, salt: str = "") -> HeldText:
+    return HeldText(key, tokens, len(tokens), medium, salt)
 
 
-def test_hashes_are_vllms() -> None:
-    """sha256_cbor of vLLM, computed with cbor2, under PYTHONHASHSEED=0."""
+def test_block_hashes_equal_those_of_vllm() -> None:
+    """The expected values are vLLM's sha256_cbor, computed with cbor2 under PYTHONHASHSEED=0."""
     none = hash_of_none("0")
     first = block_hash(none, range(16))
     assert first.hex() == "d830de3d42c00f25a2949b5d12d98642664a44872c1614c5b0147556276afc9c"
@@ -112,13 +105,13 @@ def test_hashes_are_vllms() -> None:
     assert shown(first) == int("d830de3d42c00f25a2949b5d12d98642664a44872c1614c5b0147556276afc9c"[-16:], 16)
 
 
-def test_scopes_have_blocks_of_their_own() -> None:
+def test_cache_namespaces_share_no_block_hashes() -> None:
     blocks, tokens = Blocks(), list(range(BLOCK * 2))
-    ours, theirs = blocks.update([held(0, tokens, salt="a"), held(1, tokens, salt="b")]).changes
-    assert isinstance(ours, BlocksStored)
-    assert isinstance(theirs, BlocksStored)
-    assert not set(ours.hashes) & set(theirs.hashes)
-    assert (ours.salt, theirs.salt) == ("a", "b")
+    a, b = blocks.update([held_text(0, tokens, salt="a"), held_text(1, tokens, salt="b")]).changes
+    assert isinstance(a, BlocksStored)
+    assert isinstance(b, BlocksStored)
+    assert not set(a.hashes) & set(b.hashes)
+    assert (a.salt, b.salt) == ("a", "b")
 
 
 _TEXTS = st.lists(st.sampled_from((1, 2)), min_size=0, max_size=5).map(
@@ -126,25 +119,27 @@ _TEXTS = st.lists(st.sampled_from((1, 2)), min_size=0, max_size=5).map(
 )
 
 
-_HELD = st.dictionaries(st.integers(0, 3), st.tuples(_TEXTS, st.sampled_from((GPU, "CPU"))), max_size=4)
+_CACHES = st.dictionaries(st.integers(0, 3), st.tuples(_TEXTS, st.sampled_from((GPU, "CPU"))), max_size=4)
 
 
-@given(st.lists(_HELD, max_size=8))
-def test_who_follows_the_changes_knows_what_is_held(history: list[dict[int, tuple[list[int], str]]]) -> None:
+@given(st.lists(_CACHES, max_size=8))
+def test_changes_are_enough_to_follow_the_cached_blocks(history: list[dict[int, tuple[list[int], str]]]) -> None:
     blocks = Blocks()
-    known: dict[str, dict[int, tuple[int, ...]]] = {GPU: {}, "CPU": {}}  # by hash the whole text up to there
-    for now in history:
-        for change in blocks.update([held(key, tokens, medium) for key, (tokens, medium) in now.items()]).changes:
-            of = known[change.medium]
+    followed: dict[str, dict[int, tuple[int, ...]]] = {GPU: {}, "CPU": {}}  # medium -> block hash -> its whole prefix
+    for cached in history:
+        texts = [held_text(key, tokens, medium) for key, (tokens, medium) in cached.items()]
+        for change in blocks.update(texts).changes:
+            prefixes = followed[change.medium]
             if isinstance(change, BlocksRemoved):
                 for block in change.hashes:
-                    del of[block]
+                    del prefixes[block]
                 continue
-            text: tuple[int, ...] = () if change.parent is None else of[change.parent]
+            prefix: tuple[int, ...] = () if change.parent is None else prefixes[change.parent]
             for i, block in enumerate(change.hashes):
-                text += change.tokens[i * BLOCK : (i + 1) * BLOCK]
-                assert block not in of
-                of[block] = text
-        for medium, of in known.items():
-            texts = [tokens for tokens, where in now.values() if where == medium]
-            assert set(of.values()) == {tuple(t[: n * BLOCK]) for t in texts for n in range(1, len(t) // BLOCK + 1)}
+                prefix += change.tokens[i * BLOCK : (i + 1) * BLOCK]
+                assert block not in prefixes
+                prefixes[block] = prefix
+        for medium, prefixes in followed.items():
+            token_lists = [tokens for tokens, where in cached.values() if where == medium]
+            expected = {tuple(t[: n * BLOCK]) for t in token_lists for n in range(1, len(t) // BLOCK + 1)}
+            assert set(prefixes.values()) == expected

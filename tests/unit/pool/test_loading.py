@@ -1,3 +1,5 @@
+"""Loads of models with fake weights: preparation of grammars, and failures that leave nothing in memory."""
+
 import subprocess
 import sys
 import threading
@@ -13,104 +15,99 @@ from server.pool.model import LoadedModel
 from server.pool.spec import ModelSpec
 from server.structured.response_format import ResponseFormat
 from tests.support.fakes import FakeWeights
-from tests.unit.pool.fakes import Grammar, Loader, spec
+from tests.unit.pool.fakes import FakeCompiler, RecordingLoader, spec
 
 TIMEOUT_S = 100.0
 
 
-def run(
-    loader: object, model: ModelSpec, grammar: Grammar | None = None, quiet: Callable[[], bool] = lambda: True
+def load_model(
+    loader: object, model: ModelSpec, grammar: FakeCompiler | None = None, quiet: Callable[[], bool] = lambda: True
 ) -> LoadedModel:
-    load = Load(
-        model,
-        cast(Any, loader),
-        factories=Factories(
-            template=lambda info, spec: cast(Any, object()), grammar=lambda vocab: cast(Any, grammar or Grammar())
-        ),
-        report=lambda value: None,
-        quiet=quiet,
-    )
-    return load.run(Fit(model))
+    compiler = cast(Any, grammar or FakeCompiler())
+    factories = Factories(template=lambda info, spec: cast(Any, object()), grammar=lambda vocab: compiler)
+    return Load(model, cast(Any, loader), factories, report=lambda value: None, quiet=quiet).run(Fit(model))
 
 
-def test_grammars_are_prepared_as_soon_as_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammars_are_prepared_when_the_pool_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.pool.model._IDLE_S", 0.0)
-    prepared, answers = threading.Event(), [True, False, False]
+    prepared, is_quiet = threading.Event(), [True, False, False]  # read from the end
 
-    class Announcing(Grammar):
+    class SignallingCompiler(FakeCompiler):
         def prepare(self) -> None:
             super().prepare()
             prepared.set()
 
-    loader, grammar = Loader(), Announcing()
-    model = run(loader, spec("a"), grammar=grammar, quiet=answers.pop)
+    loader, grammar = RecordingLoader(), SignallingCompiler()
+    model = load_model(loader, spec("a"), grammar=grammar, quiet=is_quiet.pop)
     assert prepared.wait(TIMEOUT_S)
     model.free()
-    assert (answers, grammar.n_prepared, loader.open) == ([], 1, [])
+    assert (is_quiet, grammar.n_prepared, loader.in_memory) == ([], 1, [])
 
 
-def test_a_vocabulary_that_grammars_can_not_use_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    asked = threading.Event()
+def test_failed_preparation_of_grammars_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    called = threading.Event()
 
     def quiet() -> bool:
-        asked.set()
+        called.set()
         return True
 
-    model = run(Loader(), spec("a"), grammar=Grammar(ValueError("a token too many")), quiet=quiet)
-    assert asked.wait(TIMEOUT_S)
-    model.free()  # waits for it
+    grammar = FakeCompiler(ValueError("a token too many"))
+    model = load_model(RecordingLoader(), spec("a"), grammar=grammar, quiet=quiet)
+    assert called.wait(TIMEOUT_S)
+    model.free()  # waits for the preparation
     assert "model 'a': no grammar can be compiled for its vocabulary" in caplog.text
 
 
-def test_a_freed_model_prepares_nothing() -> None:
-    model = run(Loader(), spec("a"), grammar=(grammar := Grammar()), quiet=lambda: False)
+def test_freed_model_prepares_no_grammars() -> None:
+    model = load_model(RecordingLoader(), spec("a"), grammar=(grammar := FakeCompiler()), quiet=lambda: False)
     model.free()
     assert grammar.n_prepared == 0
 
 
-def test_an_interpreter_that_exits_does_not_wait_for_a_quiet_moment() -> None:
+def test_interpreter_exit_does_not_wait_for_the_preparation_of_grammars() -> None:
     code = """
-from tests.unit.pool.fakes import Grammar, Loader, spec
-from tests.unit.pool.test_loading import run
-run(Loader(), spec("a"), grammar=Grammar(), quiet=lambda: False)
+from tests.unit.pool.fakes import FakeCompiler, RecordingLoader, spec
+from tests.unit.pool.test_loading import load_model
+load_model(RecordingLoader(), spec("a"), grammar=FakeCompiler(), quiet=lambda: False)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT_S)
 
 
-def test_a_grammar_of_the_settings_that_is_none_is_an_error_of_the_load() -> None:
-    class Strict(Grammar):
+def test_invalid_grammar_in_the_settings_fails_the_load() -> None:
+    class RefusingCompiler(FakeCompiler):
         def gbnf(self, source: str) -> None:
             raise InvalidRequest(f"grammar: no rule in {source}", "grammar")
 
     model = spec("a", shape=ResponseFormat("gbnf", "nothing", "grammar"))
-    loader = Loader()
+    loader = RecordingLoader()
     with pytest.raises(ModelFailed, match="grammar: no rule in nothing"):
-        run(loader, model, grammar=Strict())
-    assert loader.open == []
+        load_model(loader, model, grammar=RefusingCompiler())
+    assert loader.in_memory == []
 
 
-def test_a_load_that_fails_waits_for_the_reader_of_its_vocabulary() -> None:
-    begun, failing = threading.Event(), threading.Event()
+def test_failed_load_waits_for_the_preparation_of_grammars() -> None:
+    """The preparation reads the vocabulary, which the failed load frees."""
+    preparing, failing = threading.Event(), threading.Event()
 
-    class Slow(Grammar):
+    class SlowCompiler(FakeCompiler):
         def prepare(self) -> None:
-            begun.set()
+            preparing.set()
             assert failing.wait(TIMEOUT_S)
             super().prepare()
 
-    class Failing(Loader):
+    class FailingLoader(RecordingLoader):
         def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
             weights = super().load(spec, progress)
 
             def runner() -> NoReturn:
-                assert begun.wait(TIMEOUT_S)
+                assert preparing.wait(TIMEOUT_S)
                 failing.set()
                 raise ModelFailed("a", "no context")
 
             weights.runner = runner  # type: ignore[method-assign]
             return weights
 
-    loader, grammar = Failing(), Slow()
+    loader, grammar = FailingLoader(), SlowCompiler()
     with pytest.raises(ModelFailed, match="no context"):
-        run(loader, spec("a"), grammar=grammar)
-    assert (grammar.n_prepared, loader.open) == (1, [])
+        load_model(loader, spec("a"), grammar=grammar)
+    assert (grammar.n_prepared, loader.in_memory) == (1, [])

@@ -1,52 +1,49 @@
+"""The model that the name in a request selects."""
+
 import pytest
 
 from server.errors import ModelNotFound
 from server.pool.names import Names
+from server.pool.spec import ModelSpec, Task
 from tests.unit.pool.fakes import spec
 
-
-def test_a_single_model_answers_to_any_name_and_to_none() -> None:
-    names = Names([spec("a")])
-    for name in ("a", "gpt-4o", "", None):
-        assert names.resolve(name).id == "a"
+E, F, R = spec("e", pooling="mean"), spec("f", embedding=True), spec("r", pooling="rank")
 
 
+@pytest.mark.parametrize(
+    ("models", "tasks"),
+    [
+        ([spec("a")], {"generate": "a"}),  # the only model
+        ([E, spec("a"), R, spec("b"), F], {"generate": "a", "embed": "e", "rerank": "r"}),  # the first of the task
+        ([spec("a"), spec("b")], {"rerank": "a"}),  # the first of all, as none can do the task
+    ],
+)
 @pytest.mark.parametrize("name", [None, ""])
-def test_without_a_name_the_first_model_that_can_do_it_is_meant(name: str | None) -> None:
-    names = Names(
-        [spec("e", pooling="mean"), spec("a"), spec("r", pooling="rank"), spec("b"), spec("f", embedding=True)]
-    )
-    assert names.resolve(name).id == "a"
-    assert names.resolve(name, "embed").id == "e"
-    assert names.resolve(name, "rerank").id == "r"
+def test_request_without_a_name_gets_the_first_model_of_its_task(
+    models: list[ModelSpec], tasks: dict[Task, str], name: str | None
+) -> None:
+    assert {task: Names(models).resolve(name, task).id for task in tasks} == tasks
 
 
-def test_the_only_model_that_can_do_it_answers_to_any_name() -> None:
-    names = Names([spec("a"), spec("e", embedding=True), spec("f", pooling="last"), spec("r", pooling="rank")])
-    assert names.resolve("gpt-4o").id == "a"
+def test_only_model_of_a_task_answers_to_any_name() -> None:
+    names = Names([spec("a"), E, F, R])
+    assert Names([spec("a")]).resolve("gpt-4o").id == names.resolve("gpt-4o").id == "a"
     assert names.resolve("jina-reranker", "rerank").id == "r"
-    with pytest.raises(ModelNotFound):
-        names.resolve("text-embedding-3-small", "embed")
 
 
-def test_without_a_model_for_it_the_first_one_is_meant() -> None:
-    names = Names([spec("a"), spec("b")])
-    assert names.resolve(None, "rerank").id == "a"
-    with pytest.raises(ModelNotFound):
-        names.resolve("x", "rerank")
+@pytest.mark.parametrize(("models", "task"), [([spec("a"), E, F], "embed"), ([spec("a"), spec("b")], "rerank")])
+def test_unknown_name_among_several_models_is_refused_with_the_known_ones(models: list[ModelSpec], task: Task) -> None:
+    known = ", ".join(model.id for model in models)
+    with pytest.raises(ModelNotFound, match=f"'x' not found; known models: {known}"):
+        Names(models).resolve("x", task)
 
 
-def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ModelNotFound, match="'x' not found; known models: a, b"):
-        Names([spec("a"), spec("b")]).resolve("x")
-
-
-def test_management_needs_the_exact_name_even_of_a_single_model() -> None:
+def test_management_requires_the_exact_name_even_of_a_single_model() -> None:
     with pytest.raises(ModelNotFound):
         Names([spec("a")]).exact("gpt-4o")
 
 
-def test_ollamas_tag_for_a_name_without_one_may_be_there_or_not() -> None:
+def test_tag_latest_of_ollama_is_optional() -> None:
     names = Names([spec("a"), spec("b:latest"), spec("c", aliases=("a:q4",))])
     assert names.resolve("a:latest").id == names.exact("a:latest").id == "a"
     assert names.resolve("b").id == "b:latest"

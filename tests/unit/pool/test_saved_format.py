@@ -1,4 +1,4 @@
-"""The bytes of a saved slot and of the media in it: what was written is read again, and nothing else is."""
+"""The file format of saved slots: round trips, damaged files, files of llama-server, and records of media."""
 
 import hashlib
 import io
@@ -24,11 +24,12 @@ from server.pool.saved.store import SlotFiles
 
 DESCRIPTION = Description({"model": "abc", "n_ctx": 256}, (("lora", 0.5),), 3, (), 3, 2, (), "", "")
 PREFIX = DATA_PREFIX + bytes(4)
-SAVED = CacheEntry([7, 8, 9], AdapterSet(((0, 0.5),), 3), 2, state=PREFIX + b"state of the library")
-WHOLE = b"".join(encode(SAVED, DESCRIPTION))
+ENTRY = CacheEntry([7, 8, 9], AdapterSet(((0, 0.5),), 3), 2, state=PREFIX + b"state of the library")
+SAVED = b"".join(encode(ENTRY, DESCRIPTION))
 
 
 def read(content: bytes, n_vocab: int = 100) -> tuple[Description, list[int], bytes]:
+    """Return the description without its hash, the tokens and the state of a file."""
     opened = open_saved(io.BytesIO(content), len(content))
     saved = opened.read(n_vocab, NO_ADAPTERS)
     assert not saved.media
@@ -38,6 +39,7 @@ def read(content: bytes, n_vocab: int = 100) -> tuple[Description, list[int], by
 
 
 def refusal(content: bytes, n_vocab: int = 100) -> str:
+    """Return the message of the error that a file is refused with."""
     with pytest.raises(InvalidRequest) as caught:
         read(content, n_vocab)
     return caught.value.message
@@ -49,7 +51,7 @@ def refusal(content: bytes, n_vocab: int = 100) -> str:
     scales=st.lists(st.tuples(st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False)), max_size=3),
     exact=st.none() | st.integers(0, 300),
 )
-def test_what_was_saved_comes_back(
+def test_saved_slot_is_read_unchanged(
     tokens: list[int], state: bytes, scales: list[tuple[str, float]], exact: int | None
 ) -> None:
     description = Description({"model": "m"}, tuple(scales), None, tuple(scales), len(tokens), exact, (), "", "")
@@ -57,59 +59,62 @@ def test_what_was_saved_comes_back(
     assert read(content) == (description, tokens, PREFIX + state)
 
 
-class Large(io.BytesIO):
-    """A file whose large parts must be read into their place: what `read` gives would be copied once more."""
+class LargeFile(io.BytesIO):
+    """Refuse `read` of large parts, whose result would be copied once more; `readinto` returns few bytes at a time."""
 
     def read(self, n: int | None = -1) -> bytes:
         assert n is not None
-        assert 0 <= n < 10_000, f"{n} bytes were read into a place of their own"
+        assert 0 <= n < 10_000, f"{n} bytes were read with an additional copy"
         return super().read(n)
 
     def readinto(self, target: Any) -> int:
         return super().readinto(memoryview(target)[:7000])
 
 
-def test_a_state_is_read_to_where_it_stays() -> None:
+def test_states_are_read_without_an_additional_copy() -> None:
     state = PREFIX + bytes(range(256)) * 200
     checkpoints = {1: b"c" * 20_000, 2: b""}
     saved = CacheEntry([7, 8, 9], NO_ADAPTERS, 2, checkpoints, state=state)
     sizes = tuple((n, len(state)) for n, state in checkpoints.items())
     content = b"".join(encode(saved, replace(DESCRIPTION, checkpoints=sizes)))
-    assert astuple(open_saved(Large(content), len(content)).read(100, NO_ADAPTERS)) == astuple(saved)
+    assert astuple(open_saved(LargeFile(content), len(content)).read(100, NO_ADAPTERS)) == astuple(saved)
 
 
-def test_the_file_begins_as_llama_server_writes_it() -> None:
+def test_saved_slot_starts_like_a_file_of_llama_server() -> None:
     packed = struct.pack("<iII3iI", -1, 1, 3, 7, 8, 9, 0)
     expected = struct.pack("<III", 0x67677371, 3, len(packed) // 4) + packed + b"state of the library"
-    assert WHOLE.startswith(expected + b'{"')
+    assert SAVED.startswith(expected + b'{"')
 
 
 @pytest.mark.parametrize("bits", [0xFF, 0x01])
-def test_every_changed_byte_is_refused(bits: int) -> None:
-    for at in range(len(WHOLE)):
-        changed = bytearray(WHOLE)
+def test_changed_byte_at_any_position_is_refused(bits: int) -> None:
+    for at in range(len(SAVED)):
+        changed = bytearray(SAVED)
         changed[at] ^= bits
         refusal(bytes(changed))
 
 
-def test_every_truncated_file_is_refused() -> None:
-    messages = {refusal(WHOLE[:length]) for length in range(len(WHOLE))}
+def test_file_truncated_at_any_length_is_refused() -> None:
+    messages = {refusal(SAVED[:length]) for length in range(len(SAVED))}
     assert messages == {
-        "it is no saved slot",  # less than the magic number
+        "it is no saved slot",  # shorter than the magic number
         "it is truncated: Llamapool's part at its end is missing",
     }
 
 
-@given(st.integers(0, len(WHOLE) - 1), st.binary(min_size=1, max_size=8))
-def test_bytes_in_between_are_refused(at: int, more: bytes) -> None:
-    refusal(WHOLE[:at] + more + WHOLE[at:])
+@given(st.integers(0, len(SAVED) - 1), st.binary(min_size=1, max_size=8))
+def test_inserted_bytes_are_refused(at: int, more: bytes) -> None:
+    refusal(SAVED[:at] + more + SAVED[at:])
 
 
-THEIRS = WHOLE[: WHOLE.index(b'{"')]  # what llama-server writes
-OLDER = struct.pack("<III3i", 0x67677371, 3, 3, 7, 8, 9) + b"state of the library"  # before tokens were packed
+FOREIGN = SAVED[: SAVED.index(b'{"')]
+"""A file as llama-server writes it."""
+OLD_FOREIGN = struct.pack("<III3i", 0x67677371, 3, 3, 7, 8, 9) + b"state of the library"
+"""A file of an older llama-server, which wrote tokens as a plain list."""
 
 
-def foreign(content: bytes, n_vocab: int = 100) -> tuple[list[int], bytes] | None:
+def read_foreign_text(content: bytes, n_vocab: int = 100) -> tuple[list[int], bytes] | None:
+    """Return the tokens and the state of a file without media."""
     found = read_foreign(io.BytesIO(content), len(content), n_vocab)
     if found is None:
         return None
@@ -118,73 +123,74 @@ def foreign(content: bytes, n_vocab: int = 100) -> tuple[list[int], bytes] | Non
     return tokens, state
 
 
-@pytest.mark.parametrize("content", [THEIRS, OLDER, OLDER + WHOLE[len(THEIRS) :]])
-def test_what_llama_server_itself_saved_is_read(content: bytes) -> None:
-    """The last is one of ours whose tokens another program has written as a plain list; llama.cpp's tests do so."""
-    assert foreign(content) == ([7, 8, 9], PREFIX + b"state of the library")
+@pytest.mark.parametrize("content", [FOREIGN, OLD_FOREIGN, OLD_FOREIGN + SAVED[len(FOREIGN) :]])
+def test_file_of_llama_server_is_read(content: bytes) -> None:
+    """The last is a file of Llamapool whose tokens were replaced by a plain list, as llama.cpp's tests do."""
+    assert read_foreign_text(content) == ([7, 8, 9], PREFIX + b"state of the library")
 
 
-def test_what_llama_server_itself_saved_counts_as_computed_by_the_default_lora_set(tmp_path: Path) -> None:
-    """Requests for the base model reused it, and those for the default set did not."""
-    (tmp_path / "theirs").write_bytes(THEIRS)
+def test_file_of_llama_server_counts_as_computed_with_the_default_lora_set(tmp_path: Path) -> None:
+    """It was reused by requests for the base model, and not by those for the default set."""
+    (tmp_path / "foreign").write_bytes(FOREIGN)
     engine, vocab = SimpleNamespace(adapters=(Adapter(0, "lora.gguf", 0.5),)), SimpleNamespace(n_tokens=100)
     model = cast(LoadedModel, SimpleNamespace(engine=engine, vocab=vocab, media=None))
-    saved, _ = slots._read(model, SlotFiles(tmp_path), "theirs")
+    saved, _ = slots._read(model, SlotFiles(tmp_path), "foreign")
     assert (saved.tokens, saved.adapter_set) == ([7, 8, 9], AdapterSet(((0, 0.5),), 0))
 
 
-def test_a_file_of_ours_and_no_saved_slot_are_not_foreign() -> None:
-    assert foreign(WHOLE) is None
-    assert foreign(b"anything else that is longer than a head") is None
-    assert foreign(THEIRS[:8]) is None
+def test_files_of_llamapool_and_other_files_are_not_foreign() -> None:
+    assert read_foreign_text(SAVED) is None
+    assert read_foreign_text(b"another file that is longer than the header") is None
+    assert read_foreign_text(FOREIGN[:8]) is None
 
 
-@pytest.mark.parametrize("content", [THEIRS, OLDER])
-def test_a_foreign_file_that_is_cut_off_is_refused_or_leaves_the_library_less(content: bytes) -> None:
+@pytest.mark.parametrize("content", [FOREIGN, OLD_FOREIGN])
+def test_truncated_foreign_file_is_refused_or_has_a_shorter_state(content: bytes) -> None:
+    """llama.cpp itself refuses a state that is too short."""
     state_at = len(content) - len("state of the library")
     for length in range(16, state_at):
         with pytest.raises(InvalidRequest):
-            foreign(content[:length])
+            read_foreign_text(content[:length])
     for length in range(state_at, len(content)):
-        assert foreign(content[:length]) == ([7, 8, 9], PREFIX + content[state_at:length])
+        assert read_foreign_text(content[:length]) == ([7, 8, 9], PREFIX + content[state_at:length])
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (struct.pack("<III", 0x67677371, 2, 3) + bytes(40), "its state has the version 2"),
-        (THEIRS.replace(struct.pack("<iII", -1, 1, 3), struct.pack("<iII", -1, 2, 3)), "not written as llama-server"),
-        (THEIRS.replace(struct.pack("<iI", 9, 0), struct.pack("<iI", 9, 1)), "its media are cut off"),
-        (OLDER.replace(struct.pack("<i", 9), struct.pack("<i", 100)), "outside the model's vocabulary"),
+        (FOREIGN.replace(struct.pack("<iII", -1, 1, 3), struct.pack("<iII", -1, 2, 3)), "not written as llama-server"),
+        (FOREIGN.replace(struct.pack("<iI", 9, 0), struct.pack("<iI", 9, 1)), "its media are truncated"),
+        (OLD_FOREIGN.replace(struct.pack("<i", 9), struct.pack("<i", 100)), "outside the model's vocabulary"),
     ],
 )
-def test_a_foreign_file_that_cant_be_used_is_refused(content: bytes, message: str) -> None:
+def test_unusable_foreign_file_is_refused(content: bytes, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        foreign(content)
+        read_foreign_text(content)
 
 
 def test_tokens_outside_the_vocabulary_are_refused() -> None:
-    assert refusal(WHOLE, n_vocab=9) == "it has tokens outside the model's vocabulary"
+    assert refusal(SAVED, n_vocab=9) == "it has tokens outside the model's vocabulary"
 
 
-def forged(description: dict[str, object], without: str = "") -> bytes:
-    """A file with these values in its description, and without one; its hashes fit."""
-    at = WHOLE.index(b'{"')
-    written, _ = json.JSONDecoder().raw_decode(WHOLE[at:].decode(errors="replace"))
+def with_description(description: dict[str, object], without: str = "") -> bytes:
+    """Return a file with these values in its description, without the field `without`, and with valid hashes."""
+    at = SAVED.index(b'{"')
+    written, _ = json.JSONDecoder().raw_decode(SAVED[at:].decode(errors="replace"))
     text = json.dumps({name: value for name, value in (written | description).items() if name != without}).encode()
     end = text + struct.pack("<8sIIQ", b"LLPSLOT\0", 1, len(text), at)
-    return WHOLE[:at] + end + hashlib.blake2b(end, digest_size=32).digest()
+    return SAVED[:at] + end + hashlib.blake2b(end, digest_size=32).digest()
 
 
-def test_a_description_with_other_fields_is_refused() -> None:
-    assert "description cannot be read" in refusal(forged({"surprise": 1}))
-    for missing in ("n_tokens", "checkpoints", "scope", "media"):
-        assert "description cannot be read" in refusal(forged({}, missing))
+@pytest.mark.parametrize("missing", ["n_tokens", "checkpoints", "scope", "media"])
+def test_description_with_a_missing_field_is_refused(missing: str) -> None:
+    assert refusal(with_description({}, missing)).startswith("its description cannot be read: ")
 
 
 @pytest.mark.parametrize(
     "changed",
     [
+        {"unknown": 1},
         {"origin": []},
         {"origin": None},
         {"lora": [[[], 1.0]]},
@@ -198,11 +204,11 @@ def test_a_description_with_other_fields_is_refused() -> None:
         {"n_tokens": 3.0},
     ],
 )
-def test_a_description_of_other_types_is_refused(changed: dict[str, object]) -> None:
-    assert refusal(forged(changed)).startswith("its description cannot be read: ")
+def test_description_with_an_unknown_field_or_an_invalid_value_is_refused(changed: dict[str, object]) -> None:
+    assert refusal(with_description(changed)).startswith("its description cannot be read: ")
 
 
-def test_a_state_of_another_form_is_not_saved() -> None:
+def test_state_without_the_prefix_of_the_library_is_not_saved() -> None:
     with pytest.raises(InternalError):
         b"".join(encode(CacheEntry([], NO_ADAPTERS, 0, state=b"something else"), DESCRIPTION))
 
@@ -215,12 +221,14 @@ def _batch(n_entries: int, *, audio: bool) -> bytes:
 
 
 def image(id_: str, nx: int, ny: int, positions: int = NORMAL, n_entries: int = 1, n_merged: int = 1) -> bytes:
+    """Return the record of an image as libmtmd writes it."""
     name = id_.encode()
     head = struct.pack("<QIQB5I", 2, 1, 0, 1, nx, ny, positions, 0, n_merged)
     return head + struct.pack("<Q", len(name)) + name + _batch(n_entries, audio=False) + b"\0"
 
 
 def audio(id_: str, n_tokens: int) -> bytes:
+    """Return the record of audio as libmtmd writes it."""
     name = id_.encode()
     head = struct.pack("<QIQBBI", 2, 2, 0, 0, 1, n_tokens)
     return head + struct.pack("<Q", len(name)) + name + _batch(1, audio=True)
@@ -237,7 +245,9 @@ def audio(id_: str, n_tokens: int) -> bytes:
         (audio("a", 25), 25, 25, True),
     ],
 )
-def test_sizes_follow_from_what_the_library_wrote(record: bytes, n_tokens: int, n_pos: int, *, linear: bool) -> None:
+def test_record_of_a_medium_has_its_tokens_and_positions(
+    record: bytes, n_tokens: int, n_pos: int, *, linear: bool
+) -> None:
     assert read_record(record, 7, {"a": 1}) == MediaSpan(7, n_tokens, n_pos, linear, "a", 2, record)
 
 
@@ -246,9 +256,9 @@ def test_sizes_follow_from_what_the_library_wrote(record: bytes, n_tokens: int, 
     [
         b"",
         struct.pack("<QIQ", 3, 1, 0) + image("a", 2, 2)[20:],  # another version
-        struct.pack("<QIQ", 2, 1, 9) + image("a", 2, 2)[20:],  # text in a medium
-        struct.pack("<QIQ", 2, 2, 0) + image("a", 2, 2)[20:],  # a picture that says it is a sound
-        struct.pack("<QIQ", 2, 1, 0) + audio("a", 2)[20:],
+        struct.pack("<QIQ", 2, 1, 9) + image("a", 2, 2)[20:],  # a medium with text tokens
+        struct.pack("<QIQ", 2, 2, 0) + image("a", 2, 2)[20:],  # an image of type audio
+        struct.pack("<QIQ", 2, 1, 0) + audio("a", 2)[20:],  # audio of type image
         image("a", 0, 2),
         image("a", 1 << 31, 1 << 31),
         image("a", 2, 2, positions=3),
@@ -256,13 +266,13 @@ def test_sizes_follow_from_what_the_library_wrote(record: bytes, n_tokens: int, 
         image("a", 2, 2) + b"\0",
     ],
 )
-def test_what_cant_be_is_refused(record: bytes) -> None:
+def test_invalid_record_of_a_medium_is_refused(record: bytes) -> None:
     with pytest.raises(InvalidRequest):
         read_record(record, 0, {})
 
 
 @given(st.sampled_from([image("abc", 3, 4), audio("abc", 9)]), st.data())
-def test_no_change_of_bytes_ends_in_anything_but_a_refusal(record: bytes, data: st.DataObject) -> None:
+def test_corrupt_record_is_refused_or_has_positive_sizes(record: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(record) - 1))
     changed = record[:at] + data.draw(st.binary(max_size=9)) + record[at + data.draw(st.integers(0, 9)) :]
     try:
@@ -274,33 +284,33 @@ def test_no_change_of_bytes_ends_in_anything_but_a_refusal(record: bytes, data: 
 
 
 @st.composite
-def texts(draw: st.DrawFn) -> tuple[list[int], Spans]:
+def tokens_with_media(draw: st.DrawFn) -> tuple[list[int], Spans]:
     tokens: list[int] = []
     spans: list[MediaSpan] = []
     nth: dict[str, int] = {}
     for _ in range(draw(st.integers(0, 4))):
         tokens += draw(st.lists(st.integers(0, 99), max_size=5))
         id_ = draw(st.sampled_from(["a", "b"]))
-        makers = [image(id_, 4, 1), image(id_, 2, 3, MROPE), audio(id_, 5)]
-        spans.append(read_record(draw(st.sampled_from(makers)), len(tokens), nth))
+        records = [image(id_, 4, 1), image(id_, 2, 3, MROPE), audio(id_, 5)]
+        spans.append(read_record(draw(st.sampled_from(records)), len(tokens), nth))
         tokens += media_tokens(id_, spans[-1].nth, spans[-1].n_tokens)
     return tokens + draw(st.lists(st.integers(0, 99), max_size=5)), tuple(spans)
 
 
-@given(texts())
-def test_a_text_with_media_comes_back(text: tuple[list[int], Spans]) -> None:
+@given(tokens_with_media())
+def test_saved_tokens_with_media_are_read_unchanged(text: tuple[list[int], Spans]) -> None:
     tokens, media = text
     saved = CacheEntry(tokens, media=media, state=PREFIX + b"state")
     content = b"".join(encode(saved, Description({}, (), None, (), len(tokens), None, (), "", "m")))
     opened = open_saved(io.BytesIO(content), len(content))
     assert astuple(opened.read(100, NO_ADAPTERS, states=False)) == astuple(saved.in_file("", 0))
     assert astuple(opened.read(100, NO_ADAPTERS)) == astuple(saved)
-    theirs = content[: content.index(b'{"')]
-    assert read_foreign(io.BytesIO(theirs), len(theirs), 100) == (text, PREFIX + b"state")
+    foreign = content[: content.index(b'{"')]
+    assert read_foreign(io.BytesIO(foreign), len(foreign), 100) == (text, PREFIX + b"state")
 
 
-def words(tokens: list[int], records: list[tuple[int, bytes]]) -> bytes:
-    """As llama-server packs them, whatever they say, with an empty state behind."""
+def foreign_file(tokens: list[int], records: list[tuple[int, bytes]]) -> bytes:
+    """Return a file as llama-server writes it, with an empty state, even if tokens and records are inconsistent."""
     packed = struct.pack(f"<iII{len(tokens)}iI", -1, 1, len(tokens), *tokens, len(records))
     packed += struct.pack(f"<{len(records)}I", *(at for at, _ in records))
     packed += b"".join(struct.pack("<I", len(record)) + record for _, record in records)
@@ -311,14 +321,14 @@ def words(tokens: list[int], records: list[tuple[int, bytes]]) -> bytes:
 @pytest.mark.parametrize(
     "content",
     [
-        words([1, -1, -1, 2], []),  # media without a description
-        words([1, 1, 1, 1], [(0, image("a", 4, 1))]),  # a description without media
-        words([-1] * 4, [(1, image("a", 4, 1))]),
-        words([-1] * 6, [(0, image("a", 4, 1)), (2, image("a", 4, 1))]),
-        words([-2, 1], []),
-        words([-1] * 4, [(0, image("a", 4, 1))])[:-8],
+        foreign_file([1, -1, -1, 2], []),  # media without a record
+        foreign_file([1, 1, 1, 1], [(0, image("a", 4, 1))]),  # a record without media
+        foreign_file([-1] * 4, [(1, image("a", 4, 1))]),  # a record at another position
+        foreign_file([-1] * 6, [(0, image("a", 4, 1)), (2, image("a", 4, 1))]),  # overlapping records
+        foreign_file([-2, 1], []),  # a negative token
+        foreign_file([-1] * 4, [(0, image("a", 4, 1))])[:-8],  # a truncated record
     ],
 )
-def test_a_file_that_contradicts_itself_is_refused(content: bytes) -> None:
+def test_foreign_file_with_inconsistent_media_is_refused(content: bytes) -> None:
     with pytest.raises(InvalidRequest):
         read_foreign(io.BytesIO(content), len(content), 100)

@@ -1,4 +1,4 @@
-"""Files of saved slots, in a folder or at a URL."""
+"""Files of saved slots, in a folder or at a URL: names, quotas, owners, and files that writers left unfinished."""
 
 import fcntl
 import os
@@ -25,14 +25,14 @@ BAD_NAMES = [
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=repr)
-def test_names_that_lead_elsewhere_are_refused(name: object) -> None:
+def test_invalid_file_names_are_refused(name: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_name(name)
     assert caught.value.param == "filename"
 
 
 @given(st.text(max_size=300))
-def test_no_name_leaves_the_folder(name: str) -> None:
+def test_accepted_file_names_stay_in_the_folder(name: str) -> None:
     try:
         check_name(name)
     except InvalidRequest:
@@ -42,32 +42,32 @@ def test_no_name_leaves_the_folder(name: str) -> None:
     assert os.path.normpath(name) == name
 
 
-def content_of(files: SavedFiles, name: str) -> bytes:
+def read_file(files: SavedFiles, name: str) -> bytes:
     with files.opened(name) as (file, size):
-        read = file.read()
-    assert len(read) == size
-    return read
+        content = file.read()
+    assert len(content) == size
+    return content
 
 
-def test_a_save_that_fails_leaves_the_older_file(tmp_path: Path) -> None:
+def test_failed_save_keeps_the_older_file(tmp_path: Path) -> None:
     files = SlotFiles(tmp_path)
     files.write("a", [b"old"])
 
-    def broken() -> Iterator[bytes]:
+    def failing_parts() -> Iterator[bytes]:
         yield b"new"
         raise OSError(28, "No space left on device")
 
     with pytest.raises(InternalError, match="Unable to save slot: No space left on device"):
-        files.write("a", broken())
-    assert content_of(files, "a") == b"old"
+        files.write("a", failing_parts())
+    assert read_file(files, "a") == b"old"
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_saves_at_once_keep_to_the_quota_together(tmp_path: Path) -> None:
-    begun = threading.Barrier(4)
+def test_concurrent_saves_do_not_exceed_the_quota(tmp_path: Path) -> None:
+    all_started = threading.Barrier(4)
 
     def parts() -> Iterator[bytes]:
-        begun.wait(60)  # all of them have found room
+        all_started.wait(60)
         yield b"x" * 60
 
     def save(name: str) -> bool:
@@ -88,13 +88,13 @@ def test_links_are_replaced_when_saving_and_refused_when_restoring(tmp_path: Pat
     outside.write_bytes(b"secret")
     (folder / "a").symlink_to(outside)
     with pytest.raises(InvalidRequest, match="is a link"), SlotFiles(folder).opened("a"):
-        pytest.fail("a link was followed")
+        pytest.fail("the link was followed")
     SlotFiles(folder).write("a", [b"x"])
     assert outside.read_bytes() == b"secret"
-    assert content_of(SlotFiles(folder), "a") == b"x"
+    assert read_file(SlotFiles(folder), "a") == b"x"
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_entries_that_are_no_regular_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     os.mknod(tmp_path / "socket", stat.S_IFSOCK | 0o600)
@@ -106,9 +106,11 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["folder", "pipe", "socket"]
 
 
-@pytest.mark.parametrize(("age_s", "left"), [(UNLOCKED_S, {"locked", "new"}), (STALE_S, {"new"})])
-def test_what_a_killed_writer_left_goes_with_the_next_file(tmp_path: Path, age_s: float, left: set[str]) -> None:
-    """One that cannot be removed, as on a file system that is read-only here, stays."""
+@pytest.mark.parametrize(("age_s", "remaining"), [(UNLOCKED_S, {"locked", "new"}), (STALE_S, {"new"})])
+def test_next_save_removes_unfinished_files_of_killed_writers(
+    tmp_path: Path, age_s: float, remaining: set[str]
+) -> None:
+    """An entry that cannot be removed, here a folder, is ignored."""
     (tmp_path / ".saving-folder").mkdir()
     for name in ("killed", "locked", "new", "folder"):
         if name != "folder":
@@ -118,19 +120,19 @@ def test_what_a_killed_writer_left_goes_with_the_next_file(tmp_path: Path, age_s
     with (tmp_path / ".saving-locked").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         SlotFiles(tmp_path, 20).write("slot", [b"x"])
-    assert {path.name.removeprefix(".saving-") for path in tmp_path.iterdir()} == {*left, "folder", "slot"}
+    assert {path.name.removeprefix(".saving-") for path in tmp_path.iterdir()} == {*remaining, "folder", "slot"}
 
 
-@pytest.fixture(params=["folder", "address"])
+@pytest.fixture(params=["folder", "url"])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> SavedFiles:
     return SlotFiles(tmp_path, 20) if request.param == "folder" else UrlFiles(f"memory://slots{tmp_path}", 20)
 
 
-def test_what_is_written_is_listed_and_read(files: SavedFiles) -> None:
+def test_written_file_is_listed_read_replaced_and_removed(files: SavedFiles) -> None:
     assert files.listed() == []
     assert files.write("a", [b"one", memoryview(b"two")]) == 6
-    assert content_of(files, "a") == b"onetwo"
-    files.write("a", [b"anew"])
+    assert read_file(files, "a") == b"onetwo"
+    files.write("a", [b"new!"])
     (found,) = files.listed()
     assert (found.name, found.n_bytes) == ("a", 4)
     assert 0 <= found.age_s < 60
@@ -139,28 +141,28 @@ def test_what_is_written_is_listed_and_read(files: SavedFiles) -> None:
     files.remove("a")
     assert files.listed() == []
     with pytest.raises(InvalidRequest, match="Unable to restore slot: there is no such file"):
-        content_of(files, "a")
+        read_file(files, "a")
 
 
-def test_no_more_than_the_quota(files: SavedFiles) -> None:
+def test_save_above_the_quota_is_refused(files: SavedFiles) -> None:
     files.write("a", [bytes(15)])
     with pytest.raises(PermissionDenied, match="more than the 20 bytes"):
         files.write("b", [bytes(6)])
     assert [one.name for one in files.listed()] == ["a"]
-    files.write("a", [bytes(20)])  # in its place
+    files.write("a", [bytes(20)])  # the replaced file does not count
 
 
-def test_each_owner_has_its_own(files: SavedFiles) -> None:
+def test_owners_have_separate_files(files: SavedFiles) -> None:
     ada, bert = files.of("ada"), files.of("bert")
-    ada.write("a", [b"hers"])
-    bert.write("a", [b"his"])
-    assert content_of(ada, "a") == b"hers"
-    assert content_of(bert, "a") == b"his"
+    ada.write("a", [b"of ada"])
+    bert.write("a", [b"of bert"])
+    assert read_file(ada, "a") == b"of ada"
+    assert read_file(bert, "a") == b"of bert"
     assert [one.name for one in files.listed()] == []
     assert files.of("") is files
 
 
-def test_a_large_state_for_a_store_takes_no_space_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upload_of_a_large_state_needs_no_temporary_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     files, state = UrlFiles("memory://large"), memoryview(bytes(65 << 20))
     assert files.write("a", [state, b"end"]) == len(state) + 3
@@ -168,18 +170,18 @@ def test_a_large_state_for_a_store_takes_no_space_here(monkeypatch: pytest.Monke
     files.remove("a")
 
 
-def test_an_address_that_nobody_speaks() -> None:
+def test_error_for_an_unknown_url_scheme_hides_the_credentials() -> None:
     with pytest.raises(ConfigError, match=r"^nosuch://\*\*\*\*@bucket/a\?key=\*\*\*\*: ") as refused:
         UrlFiles("nosuch://ada:secret@bucket/a?key=secret")
     assert "secret" not in refused.value.message
 
 
-def test_a_store_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_an_object_store_names_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
     files = UrlFiles("memory://failing")
 
-    def fails(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the network is down")
 
-    monkeypatch.setattr(files._store, "open", fails)
+    monkeypatch.setattr(files._store, "open", fail)
     with pytest.raises(InternalError, match="memory://failing: the network is down"):
         files.write("a", [b"x"])

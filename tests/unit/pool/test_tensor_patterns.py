@@ -1,4 +1,4 @@
-"""Patterns for tensors: what is accepted, and that POSIX classes mean what they mean to the library."""
+"""Tensor patterns are validated, and match the same names as the C++ regexes of llama.cpp."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from server.pool.tensor_patterns import check_pattern, compiled
 
 
 @pytest.mark.parametrize("pattern", ["*", "(a", "[[:bogus:]]", "x" * 513, "(){30000}"])
-def test_an_invalid_pattern_is_refused(pattern: str) -> None:
+def test_invalid_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="has "):
         check_pattern(pattern)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "finds", "not_found"),
+    ("pattern", "matched", "unmatched"),
     [
         (r"blk\.(1[0-9]|2[0-9])\.ffn_.*_exps\.weight", "blk.12.ffn_up_exps.weight", "blk.3.ffn_up_exps.weight"),
         ("^(?!.*token).*", "blk.1.attn_q", "token_embd"),
@@ -23,7 +23,7 @@ def test_an_invalid_pattern_is_refused(pattern: str) -> None:
         (r"^\w+$", "a_1", "\xe4"),
     ],
 )
-def test_a_pattern_finds_what_the_library_finds(pattern: str, finds: str, not_found: str) -> None:
+def test_pattern_matches_as_in_llama_cpp(pattern: str, matched: str, unmatched: str) -> None:
     check_pattern(pattern)
-    assert compiled(pattern).search(finds)
-    assert not compiled(pattern).search(not_found)
+    assert compiled(pattern).search(matched)
+    assert not compiled(pattern).search(unmatched)

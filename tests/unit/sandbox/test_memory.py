@@ -1,4 +1,4 @@
-"""What memory a process may take: of the machine, and of the control groups that contain it."""
+"""The memory that a process may use: that of the machine, limited by the control groups that contain it."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from server.sandbox import memory
 MIB = 1 << 20
 
 
-def limit_group(group: Path, limit: str, used_mib: int, cached_mib: int) -> None:
+def write_group(group: Path, limit: str, used_mib: int, cached_mib: int) -> None:
     group.mkdir(parents=True, exist_ok=True)
     (group / "memory.max").write_text(limit)
     (group / "memory.current").write_text(str(used_mib * MIB))
@@ -18,7 +18,7 @@ def limit_group(group: Path, limit: str, used_mib: int, cached_mib: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("own", "service", "above", "expected"),
+    ("own", "service", "parent", "expected"),
     [
         ("0::/system.slice/llamapool.service\n", 512, 2048, (512, 412)),
         ("0::/system.slice/llamapool.service\n", 512, 256, (256, 156)),
@@ -28,13 +28,13 @@ def limit_group(group: Path, limit: str, used_mib: int, cached_mib: int) -> None
         ("", 512, 2048, (8192, 4096)),
     ],
 )
-def test_a_process_may_take_what_every_group_around_it_has_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, service: int, above: int, expected: tuple[int, int]
+def test_available_memory_is_limited_by_every_enclosing_control_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, service: int, parent: int, expected: tuple[int, int]
 ) -> None:
     groups = tmp_path / "groups"
-    limit_group(groups, "max", 0, 0)
-    limit_group(groups / "system.slice", str(above * MIB), 150, 50)
-    limit_group(groups / "system.slice" / "llamapool.service", str(service * MIB), 150, 50)
+    write_group(groups, "max", 0, 0)
+    write_group(groups / "system.slice", str(parent * MIB), 150, 50)
+    write_group(groups / "system.slice" / "llamapool.service", str(service * MIB), 150, 50)
     (tmp_path / "meminfo").write_text(f"MemTotal: {8192 << 10} kB\nMemAvailable: {4096 << 10} kB\n")
     if own:
         (tmp_path / "own").write_text(own)
@@ -44,7 +44,7 @@ def test_a_process_may_take_what_every_group_around_it_has_left(
     assert (memory.total_bytes(0) // MIB, memory.available_bytes() // MIB) == expected
 
 
-def test_the_path_of_a_control_group_may_be_any_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_path_of_a_control_group_need_not_be_utf8(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "own").write_bytes(b"0::/caf\xe9\n")
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
     monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "own")

@@ -1,4 +1,4 @@
-"""Stored objects in SQLite and in a real Redis: chains, quotas, expiry, lists, take-over, and the file."""
+"""Stored objects in SQLite and in a real Redis: chains, quotas, expiry, lists, take-over, and the database file."""
 
 import asyncio
 import gc
@@ -42,16 +42,16 @@ class Replicas:
         self.clock = Clock(0.0)
         self.a, self.b = (RedisObjects(client, MIB, self.clock) for client in self.clients)
 
-    async def worker_expires(self, replica: RedisObjects) -> None:
+    async def expire_heartbeat(self, replica: RedisObjects) -> None:
         await self.clients[0].client.delete(f"llamapool:worker:{replica.worker}")
 
 
 @pytest.fixture
 async def replicas(server: RedisServer) -> AsyncIterator[Replicas]:
-    made = Replicas(server)
-    await made.clients[0].client.flushall()
-    yield made
-    for client in made.clients:
+    started = Replicas(server)
+    await started.clients[0].client.flushall()
+    yield started
+    for client in started.clients:
         await client.close()
 
 
@@ -70,7 +70,14 @@ async def objects(request: pytest.FixtureRequest) -> AsyncIterator[Objects]:
     database.close()
 
 
-def tick(objects: Objects, seconds: float = 1.0) -> None:
+@pytest.fixture
+def batches() -> Iterator[BatchObjects]:
+    database = Database(None)
+    yield BatchObjects(database, MIB)
+    database.close()
+
+
+def advance(objects: Objects, seconds: float = 1.0) -> None:
     assert isinstance(objects.clock, Clock)
     objects.clock.now += seconds
 
@@ -88,7 +95,7 @@ def message(item_id: str, text: str) -> Json:
 
 
 async def put(objects: Objects, response_id: str, text: str = "", *, parent: str | None = None) -> None:
-    tick(objects)
+    advance(objects)
     body = {"id": response_id, "status": "completed"}
     inputs, outputs = [message(f"in_{response_id}", text)], [message(f"out_{response_id}", "reply")]
     await objects.put("me", "response", body, parent=parent, inputs=inputs, outputs=outputs)
@@ -99,7 +106,7 @@ async def chain_ids(objects: Objects, response_id: str) -> list[str] | None:
     return None if chain is None else [item["id"] for item in chain]
 
 
-async def test_a_chain_has_the_items_of_every_response_before(objects: Objects) -> None:
+async def test_chain_contains_the_items_of_all_earlier_responses(objects: Objects) -> None:
     await put(objects, "a", "\0 é")
     await put(objects, "b", parent="a")
     await put(objects, "c", parent="b")
@@ -109,7 +116,7 @@ async def test_a_chain_has_the_items_of_every_response_before(objects: Objects) 
     assert await objects.find_items("me", ["in_a", "no"]) == {"in_a": message("in_a", "\0 é")}
 
 
-async def test_a_deleted_response_keeps_its_items_while_others_continue_it(objects: Objects) -> None:
+async def test_items_of_a_deleted_response_are_kept_while_others_continue_it(objects: Objects) -> None:
     await put(objects, "a")
     await put(objects, "b", parent="a")
     assert await objects.remove("me", "response", "a")
@@ -122,15 +129,15 @@ async def test_a_deleted_response_keeps_its_items_while_others_continue_it(objec
     assert await used_bytes(objects) == 0
 
 
-async def test_the_least_recently_used_chain_is_evicted_from_its_end(objects: Objects) -> None:
+async def test_least_recently_used_chain_is_evicted_from_its_last_response(objects: Objects) -> None:
     text = "é" * 150_000  # 300 kB
     for name, parent in (("a", None), ("b", "a"), ("c", None)):
         await put(objects, name, text, parent=parent)
-    tick(objects)
+    advance(objects)
     await objects.chain("me", "b")
     await put(objects, "d", text)
     assert await objects.get("me", "response", "c") is None
-    tick(objects)
+    advance(objects)
     assert await chain_ids(objects, "b") == ["in_a", "out_a", "in_b", "out_b"]
     await put(objects, "e", text)
     assert await objects.get("me", "response", "d") is None
@@ -146,29 +153,29 @@ async def test_the_least_recently_used_chain_is_evicted_from_its_end(objects: Ob
 
 async def test_files_are_listed_in_pages_and_never_evicted(objects: Objects) -> None:
     for number, name in enumerate("abcde"):
-        tick(objects)
+        advance(objects)
         label = "odd" if number % 2 else None
         data = random.Random(number).randbytes(200_000)
         await objects.put("me", "file", {"id": name}, data=data, label=label)
     with pytest.raises(QuotaExceeded):
         await objects.put("me", "file", {"id": "f"}, data=b"x" * 100_000)
 
-    async def listed(kind: Kind = "file", **query: Any) -> tuple[str, bool]:
-        page = await objects.find("me", kind, PageQuery(**{"limit": 10, "newest_first": False, **query}))
+    async def list_files(**query: Any) -> tuple[str, bool]:
+        page = await objects.find("me", "file", PageQuery(**{"limit": 10, "newest_first": False, **query}))
         return "".join(each["id"] for each in page.data), page.has_more
 
-    assert await listed() == ("abcde", False)
-    assert await listed(newest_first=True, limit=2) == ("ed", True)
-    assert await listed(after="b", limit=2) == ("cd", True)
-    assert await listed(newest_first=True, after="c") == ("ba", False)
-    assert await listed(label="odd") == ("bd", False)
+    assert await list_files() == ("abcde", False)
+    assert await list_files(newest_first=True, limit=2) == ("ed", True)
+    assert await list_files(after="b", limit=2) == ("cd", True)
+    assert await list_files(newest_first=True, after="c") == ("ba", False)
+    assert await list_files(label="odd") == ("bd", False)
     with pytest.raises(InvalidRequest, match="no object with id 'x'"):
-        await listed(after="x")
+        await list_files(after="x")
     assert await objects.data("me", "c") == random.Random(2).randbytes(200_000)
     assert await objects.data("you", "c") is None
 
 
-async def test_conversations_grow_and_shrink(objects: Objects) -> None:
+async def test_items_are_appended_to_and_removed_from_conversations(objects: Objects) -> None:
     await objects.put("me", "conversation", {"id": "k"}, inputs=[message("1", "one")])
     assert await objects.append("me", "k", [message("2", "two")])
     assert not await objects.append("me", "unknown", [message("3", "three")])
@@ -186,28 +193,28 @@ async def test_conversations_grow_and_shrink(objects: Objects) -> None:
     assert await used_bytes(objects) == 0
 
 
-async def test_a_conversation_has_a_limit_of_values_above_which_it_can_only_shrink(
+async def test_conversation_with_too_many_json_values_can_only_shrink(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await objects.put("me", "conversation", {"id": "k"}, inputs=[message("1", "one"), message("2", "two")])
     monkeypatch.setattr("server.state.objects.MAX_CONVERSATION_VALUES", 50)
-    three = {**message("3", ""), "content": [{}] * 30}
+    large = {**message("3", ""), "content": [{}] * 30}
     with pytest.raises(QuotaExceeded, match="at most 50 JSON values"):
-        await objects.append("me", "k", [three])
+        await objects.append("me", "k", [large])
     with pytest.raises(QuotaExceeded):
-        await objects.put("me", "response", {"id": "r"}, outputs=[three], append_to="k")
+        await objects.put("me", "response", {"id": "r"}, outputs=[large], append_to="k")
     assert await objects.get("me", "response", "r") is None
-    await objects.put("me", "response", {"id": "r"}, outputs=[three])
+    await objects.put("me", "response", {"id": "r"}, outputs=[large])
     monkeypatch.setattr("server.state.objects.MAX_CONVERSATION_VALUES", 5)
     assert await objects.update("me", "conversation", "k", lambda body: {**body, "n": 1}) == {"id": "k", "n": 1}
     assert await objects.remove_item("me", "k", "2")
     assert [item["id"] for item in await objects.items("me", "k")] == ["1"]
 
 
-async def test_a_response_and_its_append_are_stored_together_or_not_at_all(objects: Objects) -> None:
+async def test_response_and_its_append_are_stored_together_or_not_at_all(objects: Objects) -> None:
     await objects.put("me", "conversation", {"id": "k"})
     before = await used_bytes(objects)
-    with pytest.raises(QuotaExceeded):  # each fits
+    with pytest.raises(QuotaExceeded):  # each of the two fits
         await objects.put("me", "response", {"id": "r"}, outputs=[message("1", "x" * 600_000)], append_to="k")
     assert await objects.get("me", "response", "r") is None
     assert await objects.items("me", "k") == []
@@ -215,7 +222,7 @@ async def test_a_response_and_its_append_are_stored_together_or_not_at_all(objec
 
 
 @pytest.mark.parametrize("deleted", ["response", "conversation"])
-async def test_an_item_of_two_objects_is_found_until_both_are_deleted(objects: Objects, deleted: Kind) -> None:
+async def test_item_of_two_objects_is_found_until_both_are_deleted(objects: Objects, deleted: Kind) -> None:
     item = message("m", "Hi")
     await objects.put("me", "conversation", {"id": "conversation"})
     await objects.put("me", "response", {"id": "response"}, inputs=[item], append_to="conversation")
@@ -229,7 +236,7 @@ async def test_an_item_of_two_objects_is_found_until_both_are_deleted(objects: O
 async def test_expired_objects_are_deleted(objects: Objects) -> None:
     for name, expires_at in (("a", 100.0), ("b", 1e6), ("c", None)):
         await objects.put("me", "response", {"id": name}, expires_at=expires_at)
-    tick(objects, 1000)
+    advance(objects, 1000)
     assert await objects.expire() == 1
     assert [await objects.get("me", "response", name) is None for name in "abc"] == [True, False, False]
 
@@ -237,7 +244,7 @@ async def test_expired_objects_are_deleted(objects: Objects) -> None:
 # ---- SQLite
 
 
-def test_a_file_of_another_format_and_one_that_is_no_database_are_refused(tmp_path: Path) -> None:
+def test_database_file_of_another_format_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite3"
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version=99")
@@ -249,36 +256,36 @@ def test_a_file_of_another_format_and_one_that_is_no_database_are_refused(tmp_pa
         open_database(str(path))
 
 
-def test_the_connection_is_closed_of_a_file_that_is_refused_and_of_a_database_that_is_dropped(
+def test_connections_of_refused_files_and_unreferenced_databases_are_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[sqlite3.Connection] = []
+    connections: list[sqlite3.Connection] = []
     connect = sqlite3.connect
 
-    def kept(*given: Any, **more: Any) -> sqlite3.Connection:
-        made.append(connect(*given, **more))
-        return made[-1]
+    def recorded(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connections.append(connect(*args, **kwargs))
+        return connections[-1]
 
-    monkeypatch.setattr(sqlite3, "connect", kept)
+    monkeypatch.setattr(sqlite3, "connect", recorded)
     (tmp_path / "state.sqlite3").write_bytes(b"not a database" * 100)
     with pytest.raises(ConfigError):
         Database(tmp_path / "state.sqlite3")
     Database(None)
     gc.collect()
-    assert len(made) == 2
-    for each in made:
+    assert len(connections) == 2
+    for connection in connections:
         with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-            each.execute("SELECT 1")
+            connection.execute("SELECT 1")
 
 
-def test_two_servers_may_create_the_file_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite does not wait for the lock of the other one when the mode of the file is changed."""
+def test_two_servers_can_create_the_file_concurrently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite does not wait for the other server's lock when the journal mode is changed."""
     other = sqlite3.connect(tmp_path / "state.sqlite3", isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     connect = sqlite3.connect
 
-    def traced(*given: Any, **more: Any) -> sqlite3.Connection:
-        connection: sqlite3.Connection = connect(*given, **more)
+    def traced(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **kwargs)
         connection.set_trace_callback(lambda statement: statement == "BEGIN IMMEDIATE" and other.execute("COMMIT"))
         return connection
 
@@ -287,16 +294,14 @@ def test_two_servers_may_create_the_file_at_the_same_time(tmp_path: Path, monkey
     other.close()
 
 
-async def test_a_batch_is_stored_with_its_requests_or_not_at_all() -> None:
-    objects = BatchObjects(Database(None), MIB)
-    await objects.database.execute(DISK_IS_FULL.format("INSERT"))
+async def test_batch_and_its_requests_are_stored_together_or_not_at_all(batches: BatchObjects) -> None:
+    await batches.database.execute(DISK_IS_FULL.format("INSERT"))
     with pytest.raises(Unavailable):
-        await objects.add_batch("me", {"id": "d", "api": "openai"}, [BatchLine(0, "0", b"{}")])
-    assert await used_bytes(objects) == 0
-    objects.database.close()
+        await batches.add_batch("me", {"id": "d", "api": "openai"}, [BatchLine(0, "0", b"{}")])
+    assert await used_bytes(batches) == 0
 
 
-async def test_the_rows_of_a_batch_are_built_beside_the_event_loop() -> None:
+async def test_rows_of_a_batch_are_built_in_another_thread(batches: BatchObjects) -> None:
     threads = set()
 
     class Lines(list[BatchLine]):
@@ -304,15 +309,13 @@ async def test_the_rows_of_a_batch_are_built_beside_the_event_loop() -> None:
             threads.add(threading.get_ident())
             return super().__iter__()
 
-    objects = BatchObjects(Database(None), MIB)
-    await objects.add_batch("me", {"id": "d", "api": "openai"}, Lines([BatchLine(0, "0", b"{}")]))
-    assert (await objects.line_counts("me", "d"))["total"] == 1
+    await batches.add_batch("me", {"id": "d", "api": "openai"}, Lines([BatchLine(0, "0", b"{}")]))
+    assert (await batches.line_counts("me", "d"))["total"] == 1
     assert threads
     assert threading.get_ident() not in threads
-    objects.database.close()
 
 
-async def test_a_response_can_be_continued_while_the_disk_is_full() -> None:
+async def test_chain_is_read_while_the_disk_is_full() -> None:
     objects = SqliteObjects(Database(None), MIB, Clock(0.0))
     await put(objects, "a")
     await objects.database.execute(DISK_IS_FULL.format("UPDATE"))
@@ -320,7 +323,7 @@ async def test_a_response_can_be_continued_while_the_disk_is_full() -> None:
     objects.database.close()
 
 
-async def test_unfinished_work_is_taken_over_when_its_server_has_ended(tmp_path: Path) -> None:
+async def test_unfinished_work_of_an_ended_server_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "state.sqlite3"
     first, second = (SqliteObjects(Database(path), MIB) for _ in range(2))
     for name, status in (("a", "in_progress"), ("b", "completed")):
@@ -330,30 +333,27 @@ async def test_unfinished_work_is_taken_over_when_its_server_has_ended(tmp_path:
     first.database.close()
     third = SqliteObjects(Database(path), MIB)
     assert await second.take_over("batch", lambda batch: batch["id"] != "a") == []
-    third.database.close()  # alone, a server takes also what it would rather leave to others
+    third.database.close()  # the last server takes over everything, whatever its filter says
     assert [batch["id"] for _, batch in await second.take_over("batch", lambda _: False)] == ["a"]
     assert [batch["id"] for _, batch in await second.unfinished("batch")] == ["a"]
     second.database.close()
     assert os.listdir(tmp_path) == ["state.sqlite3"]
 
 
-async def test_the_requests_of_a_batch_count_and_are_deleted_with_it() -> None:
-    objects = BatchObjects(Database(None), MIB)
-    await objects.add_batch("me", {"id": "d", "api": "openai"}, [BatchLine(n, str(n), b"{}") for n in range(3)])
-    before = await used_bytes(objects)
-    await objects.store_result("me", "d", 1, "completed", {"body": "x"})
-    assert await used_bytes(objects) == before + len(b'{"body":"x"}')
-    assert await objects.remove("me", "batch", "d")
-    assert await used_bytes(objects) == 0
-    objects.database.close()
+async def test_requests_of_a_batch_count_as_usage_and_are_deleted_with_it(batches: BatchObjects) -> None:
+    await batches.add_batch("me", {"id": "d", "api": "openai"}, [BatchLine(n, str(n), b"{}") for n in range(3)])
+    before = await used_bytes(batches)
+    await batches.store_result("me", "d", 1, "completed", {"body": "x"})
+    assert await used_bytes(batches) == before + len(b'{"body":"x"}')
+    assert await batches.remove("me", "batch", "d")
+    assert await used_bytes(batches) == 0
 
 
-def test_the_default_file_falls_back_to_memory(
+def test_state_is_kept_in_memory_if_the_default_file_cannot_be_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(blocked))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     database = open_database("auto")
     database.close()
     assert database.path is None
@@ -364,7 +364,7 @@ def test_the_default_file_falls_back_to_memory(
 
 
 @needs_redis
-async def test_a_document_has_a_limit_of_its_own(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_document_with_its_items_has_a_size_limit(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_objects, "MAX_DOCUMENT_BYTES", 1000)
     await replicas.a.put("me", "conversation", {"id": "k"}, inputs=[message("1", "a" * 800)])
     with pytest.raises(QuotaExceeded, match="with all its items"):
@@ -374,26 +374,26 @@ async def test_a_document_has_a_limit_of_its_own(replicas: Replicas, monkeypatch
 
 @needs_redis
 @pytest.mark.parametrize("outage", ["none", "noticed", "unnoticed"])
-async def test_responses_of_a_replica_that_has_ended_are_taken_over(
+async def test_responses_of_an_ended_replica_are_taken_over(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch, outage: str
 ) -> None:
-    """After an outage the other replicas have time to report. A replica notices one by a failed heartbeat, or else by
-    the expiry of its own key.
+    """After an outage of Redis, the other replicas have time to send heartbeats. A replica notices the outage by a
+    failed heartbeat, or by the expiry of its own key.
     """
     a, b = replicas.a, replicas.b
     assert await a.take_over("response") == []
     await a.put("me", "response", {"id": "r", "status": "queued"})
     assert await b.take_over("response") == []
     replicas.clock.now = WORKER_TTL_S + 1
-    assert await b.take_over("response") == []  # the other one runs
+    assert await b.take_over("response") == []  # the other replica runs
     if outage == "noticed":
         monkeypatch.setattr(replicas.clients[1], "_retry_at", float("inf"))
         with pytest.raises(Unavailable):
             await b.take_over("response")
         monkeypatch.undo()
     elif outage == "unnoticed":
-        await replicas.worker_expires(b)
-    await replicas.worker_expires(a)
+        await replicas.expire_heartbeat(b)
+    await replicas.expire_heartbeat(a)
     if outage != "none":
         assert await b.take_over("response") == []
         replicas.clock.now += WORKER_TTL_S
@@ -404,16 +404,16 @@ async def test_responses_of_a_replica_that_has_ended_are_taken_over(
 
 
 @needs_redis
-async def test_an_object_whose_deletion_failed_is_deleted_later(
+async def test_failed_deletion_of_an_expired_object_is_repeated(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails(*_: object) -> None:
+    async def fail(*_: object) -> None:
         raise Unavailable("Redis has gone away")
 
     await replicas.a.put("me", "file", {"id": "file"}, expires_at=1.0)
     replicas.clock.now = 2.0
     with monkeypatch.context() as patch:
-        patch.setattr(RedisObjects, "drop", fails)
+        patch.setattr(RedisObjects, "drop", fail)
         with pytest.raises(Unavailable):
             await replicas.a.expire()
     assert await replicas.a.expire() == 1
@@ -421,7 +421,7 @@ async def test_an_object_whose_deletion_failed_is_deleted_later(
 
 
 @needs_redis
-async def test_a_full_redis_deletes_and_expires(replicas: Replicas) -> None:
+async def test_objects_are_deleted_and_expire_while_redis_is_full(replicas: Replicas) -> None:
     a, client = replicas.a, replicas.clients[0].client
     for name in "abc":
         await put(a, name, parent={"b": "a"}.get(name))
@@ -446,12 +446,12 @@ async def test_a_full_redis_deletes_and_expires(replicas: Replicas) -> None:
 
 
 @needs_redis
-async def test_a_hidden_response_whose_deletion_failed_is_evicted(
+async def test_hidden_response_whose_deletion_failed_is_evicted(
     replicas: Replicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, drop_one = replicas.a, replicas.a._drop
 
-    async def fails_for_parents(owner: str, object_id: str, *, only_hidden: bool = False) -> str | None:
+    async def fail_for_parents(owner: str, object_id: str, *, only_hidden: bool = False) -> str | None:
         if only_hidden:
             raise Unavailable("Redis has gone away")
         return await drop_one(owner, object_id)
@@ -460,7 +460,7 @@ async def test_a_hidden_response_whose_deletion_failed_is_evicted(
     await put(a, "b", parent="a")
     assert await a.remove("me", "response", "a")
     with monkeypatch.context() as patch:
-        patch.setattr(a, "_drop", fails_for_parents)
+        patch.setattr(a, "_drop", fail_for_parents)
         with pytest.raises(Unavailable):
             await a.remove("me", "response", "b")
     await put(a, "c", "x" * (MIB * 3 // 4))
@@ -468,8 +468,10 @@ async def test_a_hidden_response_whose_deletion_failed_is_evicted(
 
 
 @needs_redis
-async def test_items_take_few_commands(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long conversation is not registered again with each message, and not looked up item by item."""
+async def test_append_and_lookup_in_a_long_conversation_take_few_commands(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An append registers only its own item, and a lookup reads items in batches."""
     names, redis = [str(i) for i in range(250)], replicas.clients[0]
     await replicas.a.put("me", "conversation", {"id": "k"}, inputs=[message(name, "Hi") for name in names])
     await redis.client.config_resetstat()
@@ -477,24 +479,24 @@ async def test_items_take_few_commands(replicas: Replicas, monkeypatch: pytest.M
     assert (await redis.client.info("commandstats"))["cmdstat_sadd"]["calls"] == 1
     calls, call = list[Any](), redis.call
 
-    async def counted(work: Any) -> Any:
-        calls.append(work)
-        return await call(work)
+    async def recorded(command: Any) -> Any:
+        calls.append(command)
+        return await call(command)
 
-    monkeypatch.setattr(redis, "call", counted)
+    monkeypatch.setattr(redis, "call", recorded)
     assert (await replicas.a.find_items("me", [*names, "none"])).keys() == {*names}
     assert len(calls) < 10
 
 
 @needs_redis
-async def test_an_object_is_read_beside_the_event_loop(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_document_is_decoded_in_another_thread(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
-    def noted(packed: bytes, *, usedforsecurity: bool) -> Any:
+    def recorded(packed: bytes, *, usedforsecurity: bool) -> Any:
         threads.append(threading.current_thread())
         return sha1(packed, usedforsecurity=usedforsecurity)
 
-    monkeypatch.setattr(redis_objects, "sha1", noted)
+    monkeypatch.setattr(redis_objects, "sha1", recorded)
     await replicas.a.put("me", "file", {"id": "a"})
     assert await replicas.a.remove("me", "file", "a")
     assert threads
@@ -502,16 +504,14 @@ async def test_an_object_is_read_beside_the_event_loop(replicas: Replicas, monke
 
 
 @needs_redis
-async def test_a_refused_command_fails_alone(replicas: Replicas) -> None:
+async def test_refused_command_does_not_fail_later_ones(replicas: Replicas) -> None:
     await replicas.clients[0].client.set("llamapool:unfinished", "no hash")
     with pytest.raises(Unavailable):
         await replicas.clients[0].do("hgetall", "llamapool:unfinished")
     assert await replicas.clients[0].do("get", "llamapool:unfinished") == b"no hash"
 
 
-async def test_a_server_that_no_longer_answers_is_not_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_redis_command_is_not_repeated_after_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.state.redis.TIMEOUT_S", 0.05)
     connections, answers = [], True
 
@@ -531,10 +531,10 @@ async def test_a_server_that_no_longer_answers_is_not_asked_again(
     assert len(connections) == 1
 
 
-async def test_a_server_that_is_not_there_is_an_error_that_says_so(tmp_path: object) -> None:
+async def test_error_for_an_unreachable_redis_names_its_url(tmp_path: Path) -> None:
     client = Redis(f"unix://{tmp_path}/none.sock")
     objects = RedisObjects(client, MIB)
-    for _ in range(2):  # the second fails without an attempt
+    for _ in range(2):  # the second fails without a connection attempt
         with pytest.raises(Unavailable, match=r"state in Redis at .*none.sock cannot be used now"):
             await objects.get("me", "response", "a")
     await client.close()

@@ -1,4 +1,4 @@
-"""A worker's main object in this process: late and cancelled requests leave nothing and end nothing."""
+"""A worker's main object, run in the test's process: late, cancelled and refused requests are dropped."""
 
 import asyncio
 import socket
@@ -11,7 +11,6 @@ import pytest
 from server.engine.request import Request
 from server.engine.sequence import Ticket
 from server.media.bitmap import Bitmap
-from server.pool.spec import ModelSpec
 from server.pool.worker.child import Worker
 from server.pool.worker.messages import Encoder, HandleTable
 from server.structured.constraint import Constraint
@@ -21,14 +20,13 @@ from tests.support.fakes import FakeLoader, FakeRunner, FakeVocab
 from tests.unit.pool.fakes import spec
 
 VOCAB = FakeVocab()
-DEMO = spec("demo")
 
 
-class Process:
-    """``failures``: the reasons why it would exit."""
+class WorkerHarness:
+    """A worker, and the functions that the server calls. ``failures``: the reasons for which it would exit."""
 
-    def __init__(self, worker: Worker, steps: threading.Semaphore) -> None:
-        self.worker, self.steps = worker, steps
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
         self.failures: list[str] = []
         worker.fail = self.failures.append  # type: ignore[method-assign,assignment]
 
@@ -36,43 +34,47 @@ class Process:
         """Call a function as the server does."""
         self.worker.functions[function](*arguments)
 
-    def submit_encoded(self, number: int, constraint: Constraint, n_prompt: int = 3) -> None:
-        """Send a request whose grammar is compiled first."""
-        request = Request(f"r{number}", [1] * n_prompt, max_tokens=10_000, constraint=constraint)
+    def submit(self, number: int, n_prompt: int = 3) -> None:
+        """Submit a request whose grammar must be compiled first."""
+        request = Request(f"r{number}", [1] * n_prompt, max_tokens=10_000, constraint=reasoning_constraint())
         body = Encoder(VOCAB, HandleTable[Bitmap]().add).pickled(request)
         self.call("submit", number, body, True)
 
     async def until_submitted(self, number: int) -> None:
-        while self.worker.requests[number] is None:  # noqa: ASYNC110 - nothing announces it
+        while self.worker.requests[number] is None:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.001)
+
+    async def until_empty(self) -> None:
+        while self.worker.requests:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
 
 
 @pytest.fixture(autouse=True)
-def nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process continues."""
+def no_gc_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip `gc.freeze`, which would freeze the objects of the test's process."""
     monkeypatch.setattr("server.pool.worker.child.gc.freeze", lambda: None)
 
 
 @asynccontextmanager
-async def process(model: ModelSpec = DEMO, n_seq: int = 4) -> AsyncIterator[Process]:
-    """A worker whose steps wait until ``steps`` is released, or for the end."""
-    ours, theirs = socket.socketpair()
+async def running_worker() -> AsyncIterator[WorkerHarness]:
+    """Run a worker whose steps wait. On exit, the steps continue, and the worker is closed."""
+    server_end, worker_end = socket.socketpair()
     steps, lost = threading.Semaphore(0), asyncio.Event()
-    worker = Worker(theirs, lost.set)
-    worker._loader = FakeLoader(runner=lambda: FakeRunner(n_seq=n_seq, steps=steps))
-    await worker._load(model)
+    worker = Worker(worker_end, lost.set)
+    worker._loader = FakeLoader(runner=lambda: FakeRunner(steps=steps))
+    await worker._load(spec("demo"))
     try:
-        yield Process(worker, steps)
+        yield WorkerHarness(worker)
     finally:
         steps.release(100)
         await worker._close("generator", 0.0)
         worker._grammars.shutdown()
         worker._threads.shutdown()
-        ours.close()
+        server_end.close()
         await lost.wait()
 
 
-def thinking() -> Constraint:
+def reasoning_constraint() -> Constraint:
     inner = GrammarCompiler(VOCAB).gbnf('root ::= "b" [0-9]+')
     return ReasoningBudget().ended(inner, VOCAB, "<think>", ["</think>"], begun="x", reopens=False)
 
@@ -83,54 +85,50 @@ def switch_of(ticket: Ticket | None) -> ReasoningSwitch:
     return ticket.request.constraint.switch
 
 
-async def test_a_request_cancelled_while_its_grammar_compiles_is_not_computed() -> None:
-    async with process() as found:
-        worker, goes_on = found.worker, threading.Event()
-        worker._grammars.submit(goes_on.wait, 60)
-        found.submit_encoded(7, thinking())
-        found.call("cancel", 7)
-        found.submit_encoded(8, thinking())
-        goes_on.set()
-        await found.until_submitted(8)
-        assert (found.failures, list(worker.requests)) == ([], [8])
-        found.call("cancel", 8)
+async def test_request_cancelled_during_compilation_of_its_grammar_is_dropped() -> None:
+    async with running_worker() as harness:
+        worker, unblock = harness.worker, threading.Event()
+        worker._grammars.submit(unblock.wait, 60)
+        harness.submit(7)
+        harness.call("cancel", 7)
+        harness.submit(8)
+        unblock.set()
+        await harness.until_submitted(8)
+        assert (harness.failures, list(worker.requests)) == ([], [8])
+        harness.call("cancel", 8)
 
 
-async def test_reasoning_may_be_ended_before_its_request_is_decoded_and_after_it_has_ended() -> None:
-    async with process() as found:
-        worker, goes_on = found.worker, threading.Event()
-        worker._grammars.submit(goes_on.wait, 60)
-        found.submit_encoded(7, thinking())
-        found.call("end_reasoning", 7)
-        found.call("end_reasoning", 6)
-        goes_on.set()
-        await found.until_submitted(7)
-        while not switch_of(worker.requests[7]).n_calls:  # noqa: ASYNC110 - nothing announces it
+async def test_end_reasoning_is_accepted_before_a_request_is_decoded_and_after_it_ended() -> None:
+    async with running_worker() as harness:
+        worker, unblock = harness.worker, threading.Event()
+        worker._grammars.submit(unblock.wait, 60)
+        harness.submit(7)
+        harness.call("end_reasoning", 7)
+        harness.call("end_reasoning", 6)
+        unblock.set()
+        await harness.until_submitted(7)
+        while not switch_of(worker.requests[7]).n_calls:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
-        assert not found.failures
-        found.call("cancel", 7)
-        found.call("end_reasoning", 7)
-        assert (found.failures, worker.requests) == ([], {})
+        assert not harness.failures
+        harness.call("cancel", 7)
+        harness.call("end_reasoning", 7)
+        assert (harness.failures, worker.requests) == ([], {})
 
 
-@pytest.mark.parametrize("is_readable", [True, False])
-async def test_a_refused_request_leaves_nothing(monkeypatch: pytest.MonkeyPatch, is_readable: bool) -> None:
-    async with process() as found:
-        worker = found.worker
-        if not is_readable:
-            assert worker.model is not None
-            monkeypatch.setattr(worker.model.grammar, "recreate", lambda _: 1 / 0)
-        found.submit_encoded(7, thinking(), n_prompt=100_000)
-        while worker.requests:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.001)
-        assert not found.failures
+@pytest.mark.parametrize("can_decode", [True, False])
+async def test_refused_request_is_dropped(monkeypatch: pytest.MonkeyPatch, can_decode: bool) -> None:
+    async with running_worker() as harness:
+        if not can_decode:
+            assert harness.worker.model is not None
+            monkeypatch.setattr(harness.worker.model.grammar, "recreate", lambda _: 1 / 0)
+        harness.submit(7, n_prompt=100_000)
+        await harness.until_empty()
+        assert not harness.failures
 
 
-async def test_a_request_that_exceeds_its_time_limit_during_a_step_leaves_nothing() -> None:
-    async with process() as found:
-        worker = found.worker
+async def test_request_that_exceeds_its_timeout_during_a_step_is_dropped() -> None:
+    async with running_worker() as harness:
         body = Encoder(VOCAB).pickled(Request("r7", [1] * 3, request_timeout_s=1e-6))
-        found.call("submit", 7, body, False)
-        while worker.requests:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.001)
-        assert not found.failures
+        harness.call("submit", 7, body, False)
+        await harness.until_empty()
+        assert not harness.failures

@@ -1,4 +1,4 @@
-"""Messages between the server and a worker process: what arrives equals what was sent, and nothing else is accepted."""
+"""Messages between the server and a worker process: round trips, refused classes, and calls over a connection."""
 
 import asyncio
 import gc
@@ -25,14 +25,7 @@ from server.engine.request import (
     Timings,
     TokenLogprob,
 )
-from server.errors import (
-    ContextExceeded,
-    InternalError,
-    InvalidRequest,
-    LlamapoolError,
-    QueueFull,
-    TooLate,
-)
+from server.errors import ContextExceeded, InternalError, InvalidRequest, LlamapoolError, QueueFull, TooLate
 from server.media.bitmap import Bitmap
 from server.pool.scheduler import PoolLimits
 from server.pool.worker.messages import (
@@ -59,32 +52,31 @@ SCORED = TokenLogprob(5, b"\xff", float("-inf"), (TokenLogprob(6, b"", -1.0, end
 UNIQUE = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
 
 
-def changed(kind: type[Any], **given: Any) -> Any:
-    """An event in which no plain field is as it is by default."""
-    values = {one.name: given.get(one.name, i + 1) for i, one in enumerate(fields(kind))}
-    return kind(**values)
+def filled(kind: type[Any], **values: Any) -> Any:
+    """Return an event whose fields differ from each other and from their defaults."""
+    return kind(**{each.name: values.get(each.name, i + 1) for i, each in enumerate(fields(kind))})
 
 
 EVENTS: list[Event] = [
-    changed(Started),
-    changed(Progress),
+    filled(Started),
+    filled(Progress),
     PromptLogprobs(1, (SCORED,)),
     Text(0, "a", (1,)),
-    Text(1, "\u20ac", (1, 2), (SCORED,), changed(Timings)),
-    changed(Finished, reason=FinishReason.STOP, stopping_word="x", timings=changed(Timings)),
+    Text(1, "\u20ac", (1, 2), (SCORED,), filled(Timings)),
+    filled(Finished, reason=FinishReason.STOP, stopping_word="x", timings=filled(Timings)),
 ]
 
 
 def to_server(message: object) -> Any:
-    """Return a worker's message as the server reads it."""
+    """Return a worker's message as the server decodes it."""
     return Decoder([Encoder().pickled(message)]).load()
 
 
 @pytest.mark.parametrize("events", [[event] for event in EVENTS] + [EVENTS])
-def test_events_keep_every_field_and_those_of_several_steps_are_merged_in_order(events: list[Event]) -> None:
+def test_events_of_several_steps_keep_their_fields_and_order(events: list[Event]) -> None:
     batch: list[tuple[int, list[Event]]] = [(7, events), (8, [Text(0, "b", (2,))])]
-    found = to_server(step_events(batch))
-    assert merged([found, found]) == {7: events + events, 8: [Text(0, "b", (2,))] * 2}
+    message = to_server(step_events(batch))
+    assert merged([message, message]) == {7: events + events, 8: [Text(0, "b", (2,))] * 2}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +89,7 @@ def test_errors_keep_their_class_message_and_fields(error: LlamapoolError) -> No
     assert str(failed.error) == str(error)
 
 
-def test_a_handle_is_released_once() -> None:
+def test_second_release_of_a_handle_is_ignored() -> None:
     table = HandleTable[str]()
     first, second = table.add("a"), table.add("b")
     table.release(first)
@@ -105,25 +97,25 @@ def test_a_handle_is_released_once() -> None:
     assert dict(table) == {second: "b"}
 
 
-@pytest.mark.parametrize("strange", [eval, FakeVocab(), io.StringIO, Connection, HandleTable, PoolLimits(), merged])
-def test_the_server_accepts_only_plain_values_of_a_worker(strange: object) -> None:
+@pytest.mark.parametrize("value", [eval, FakeVocab(), io.StringIO, Connection, HandleTable, PoolLimits(), merged])
+def test_server_refuses_to_unpickle_classes_that_a_worker_does_not_send(value: object) -> None:
     with pytest.raises(pickle.UnpicklingError):
-        Decoder([pickle.dumps(Reply(1, strange))]).load()
+        Decoder([pickle.dumps(Reply(1, value))]).load()
 
 
-def test_an_error_that_the_server_does_not_know_is_an_internal_one() -> None:
-    class Strange:
+def test_error_of_an_unknown_class_becomes_an_internal_error() -> None:
+    class UnknownError:
         def __reduce__(self) -> tuple[Any, ...]:
-            return remote_error, ("open", "said", {"more": 1})
+            return remote_error, ("open", "message", {"more": 1})
 
-    found = Decoder([pickle.dumps(Strange())]).load()
-    assert (type(found), str(found), vars(found)) == (InternalError, "said", {"more": 1})
+    error = Decoder([pickle.dumps(UnknownError())]).load()
+    assert (type(error), str(error), vars(error)) == (InternalError, "message", {"more": 1})
     assert portable(MemoryError()).message == "too little memory"
     assert "cannot import 'numpy';" in portable(ImportError("/opt/venv/numpy: no such file", name="numpy")).message
 
 
 def to_worker(request: Request) -> Any:
-    """Return a request as the worker reads it."""
+    """Return a request as the worker decodes it."""
 
     def resolve(kind: str, name: Any) -> object:
         match kind:
@@ -136,66 +128,67 @@ def to_worker(request: Request) -> Any:
     return Decoder([Encoder(VOCAB, HandleTable[Bitmap]().add).pickled(request)], resolve).load()
 
 
-def unique() -> Constraint:
+def unique_items() -> Constraint:
     return COMPILER.json_schema(UNIQUE)
 
 
-def begun() -> Constraint:
-    made = COMPILER.regex("[a-z]+!")
-    COMPILER.tokens.feed(made, b"ab")
-    made.recipe = made.recipe._replace(begun=b"ab")
-    return made
+def started_regex() -> Constraint:
+    constraint = COMPILER.regex("[a-z]+!")
+    COMPILER.tokens.feed(constraint, b"ab")
+    constraint.recipe = constraint.recipe._replace(begun=b"ab")
+    return constraint
 
 
-def after_thinking() -> Constraint:
+def choice_after_reasoning() -> Constraint:
     return after_reasoning(COMPILER.choice(["yes", "no"]), tags=("<think>", "</think>"), may_think=True)
 
 
-def thinking_end() -> Constraint:
+def reasoning_budget() -> Constraint:
     return ReasoningBudget(4).ended(
-        unique(), VOCAB, "<think>", ["</think>"], begun="x", reopens=False, switch=ReasoningSwitch()
+        unique_items(), VOCAB, "<think>", ["</think>"], begun="x", reopens=False, switch=ReasoningSwitch()
     )
 
 
-def lazy() -> Constraint:
-    waits = Lazy(({"type": 2, "value": "a(b+)", "token": -1},))
-    found = waits.held(COMPILER.gbnf('root ::= "b" [0-9]+'), VOCAB, COMPILER)
-    assert found is not None
-    return found
+def lazy_grammar() -> Constraint:
+    lazy = Lazy(({"type": 2, "value": "a(b+)", "token": -1},))
+    constraint = lazy.triggered(COMPILER.gbnf('root ::= "b" [0-9]+'), VOCAB, COMPILER)
+    assert constraint is not None
+    return constraint
 
 
-@pytest.mark.parametrize("make", [unique, begun, after_thinking, thinking_end, lazy])
-def test_a_constraint_allows_the_same_tokens_in_the_worker(make: Callable[[], Constraint]) -> None:
-    own, theirs = make(), to_worker(Request("r", [1], constraint=make())).constraint
+@pytest.mark.parametrize("make", [unique_items, started_regex, choice_after_reasoning, reasoning_budget, lazy_grammar])
+def test_constraint_allows_the_same_tokens_in_the_worker(make: Callable[[], Constraint]) -> None:
+    local, remote = make(), to_worker(Request("r", [1], constraint=make())).constraint
     for _ in range(12):
-        allowed = [token for token in range(VOCAB.n_tokens) if own.allows(token)]
-        assert allowed == [token for token in range(VOCAB.n_tokens) if theirs.allows(token)]
-        assert bytes(own.mask()) == bytes(theirs.mask())
-        if own.finished:
+        allowed = [token for token in range(VOCAB.n_tokens) if local.allows(token)]
+        assert allowed == [token for token in range(VOCAB.n_tokens) if remote.allows(token)]
+        assert bytes(local.mask()) == bytes(remote.mask())
+        if local.finished:
             break
-        own.accept(allowed[-1])
-        theirs.accept(allowed[-1])
+        local.accept(allowed[-1])
+        remote.accept(allowed[-1])
 
 
-class Ends:
-    """Both ends of a connection. ``arrived``: what ``keep`` of the server's end was called with; ``invalid``: errors of
-    its messages. The worker's end is ``worker``.
+class ConnectedEnds:
+    """The server's and the worker's end of a connection.
+
+    ``received``: arguments of the calls of ``receive``; ``invalid``: errors of messages.
     """
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        self.arrived, self.invalid, self.lost = list[Any](), list[Exception](), asyncio.Event()
+        server_end, worker_end = socket.socketpair()
+        self.received, self.invalid, self.lost = list[Any](), list[Exception](), asyncio.Event()
         self.hanging, self.cancelled = asyncio.Event(), asyncio.Event()
         functions: dict[str, Callable[..., Any]] = {
-            "keep": self.arrived.append,
+            "receive": self.received.append,
             "echo": self._echo,
             "fail": self._fail,
             "hang": self._hang,
         }
         self.server = Connection(functions, lost=self.lost.set, invalid=self.invalid.append)
         self.worker = Connection({}, lost=lambda: None, invalid=self.invalid.append)
-        self.server.connect(ours)
-        self.worker.connect(theirs)
+        self.server.connect(server_end)
+        self.worker.connect(worker_end)
 
     async def _echo(self, value: object) -> object:
         return value
@@ -212,50 +205,50 @@ class Ends:
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[Ends]:
-    """Both ends, closed and lost at the end."""
-    ends = Ends()
+async def connected() -> AsyncIterator[ConnectedEnds]:
+    """Open a connection. On exit, close the worker's end and wait until the server notices."""
+    ends = ConnectedEnds()
     async with asyncio.timeout(60):
         yield ends
         ends.worker.disconnect()
         await ends.lost.wait()
 
 
-def picture(n_bytes: int) -> Bitmap:
+def bitmap(n_bytes: int) -> Bitmap:
     return Bitmap("image", n_bytes, 1, bytes(i % 251 for i in range(n_bytes)), "id")
 
 
-async def test_messages_of_any_size_arrive_whole_and_in_order() -> None:
-    sent = [b"", b"a", bytes(5), b"b" * (1 << 20), picture(9), [picture(1 << 16), b"c", picture(1 << 17)], b"d"]
+async def test_messages_of_any_size_arrive_complete_and_in_order() -> None:
+    sent = [b"", b"a", bytes(5), b"b" * (1 << 20), bitmap(9), [bitmap(1 << 16), b"c", bitmap(1 << 17)], b"d"]
     async with connected() as ends:
         for value in sent:
-            ends.worker.notify("keep", value)
-    assert ends.arrived == sent
+            ends.worker.notify("receive", value)
+    assert ends.received == sent
     assert not ends.invalid
 
 
-async def test_pixels_are_sent_from_where_they_are() -> None:
+async def test_large_values_are_sent_without_a_copy() -> None:
     n_bytes = 1 << 20
-    parts = Encoder().encode(Reply(1, bytes(n_bytes))), Encoder().encode(Reply(1, [picture(n_bytes)]))
-    assert [sum(len(part) for part in each if type(part) is bytes) < 2000 for each in parts] == [True, True]
+    for value in (bytes(n_bytes), [bitmap(n_bytes)]):
+        assert sum(len(part) for part in Encoder().encode(Reply(1, value)) if type(part) is bytes) < 2000
     async with connected() as ends:
-        assert await ends.worker.call("echo", picture(n_bytes)) == picture(n_bytes)
+        assert await ends.worker.call("echo", bitmap(n_bytes)) == bitmap(n_bytes)
         assert await ends.worker.call("echo", bytes(n_bytes)) == bytes(n_bytes)
 
 
-async def test_a_call_raises_what_the_function_raises(caplog: pytest.LogCaptureFixture) -> None:
+async def test_call_raises_the_errors_of_the_called_function(caplog: pytest.LogCaptureFixture) -> None:
     async with connected() as ends:
-        with pytest.raises(ContextExceeded) as found:
+        with pytest.raises(ContextExceeded) as expected:
             await ends.worker.call("fail", ContextExceeded(5, 4))
-        assert vars(found.value) == vars(ContextExceeded(5, 4))
+        assert vars(expected.value) == vars(ContextExceeded(5, 4))
         assert not caplog.records
-        with pytest.raises(InternalError) as hidden:
+        with pytest.raises(InternalError) as unexpected:
             await ends.worker.call("fail", None)
-        assert (hidden.value.reason, "broken" in hidden.value.message) == ("RuntimeError: broken", False)
+        assert (unexpected.value.reason, "broken" in unexpected.value.message) == ("RuntimeError: broken", False)
         assert "this is a bug" in caplog.text
 
 
-async def test_a_cancelled_call_is_cancelled_at_the_other_end() -> None:
+async def test_cancelled_call_is_cancelled_at_the_other_end() -> None:
     async with connected() as ends:
         call = asyncio.ensure_future(ends.worker.call("hang"))
         await ends.hanging.wait()
@@ -265,7 +258,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_other_end() -> None:
     assert not ends.invalid
 
 
-async def test_a_call_cancelled_before_it_starts_calls_nothing(recwarn: pytest.WarningsRecorder) -> None:
+async def test_call_cancelled_before_its_task_starts_calls_no_function(recwarn: pytest.WarningsRecorder) -> None:
     async with connected() as ends:
         ends.server._called(1, ends.server.functions["hang"], ())
         ends.server._cancel_call(1)
@@ -275,7 +268,7 @@ async def test_a_call_cancelled_before_it_starts_calls_nothing(recwarn: pytest.W
     assert not [str(each.message) for each in recwarn if "never awaited" in str(each.message)]
 
 
-async def test_a_message_that_names_no_function_is_invalid() -> None:
+async def test_message_that_names_an_unknown_function_is_invalid() -> None:
     async with connected() as ends:
-        ends.worker.notify("strange")
+        ends.worker.notify("unknown")
     assert [type(error) for error in ends.invalid] == [KeyError]

@@ -1,4 +1,4 @@
-"""When the server considers a worker process as hanging."""
+"""A worker process as the server sees it: hangs, slow loads, its environment and its start."""
 
 import asyncio
 import os
@@ -16,14 +16,14 @@ from tests.support.fakes import FakeLoader
 from tests.support.real_server import ROOT
 
 
-class Silent(parent.WorkerProcess):
-    """A process that sends nothing, with its own clock. ``n_killed``: how often it was killed."""
+class SilentProcess(parent.WorkerProcess):
+    """A process that sends nothing and has a clock. ``n_killed``: how often it was killed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, loads: bool) -> None:
         self.now, self.n_killed = 1000.0, 0
         monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: self.now))
         super().__init__("demo", FakeLoader, FakeLoader())
-        self.heard_at = self.now
+        self.received_at = self.now
         self.is_loaded = not loads
         self._process = cast(Any, SimpleNamespace(send_signal=self._killed, kill=lambda: None))
 
@@ -40,7 +40,7 @@ class Silent(parent.WorkerProcess):
 
 
 @pytest.mark.parametrize(
-    ("loads", "limit_s", "least_s", "said"),
+    ("loads", "limit_s", "silent_s", "reason"),
     [
         (False, 1.0, parent.SILENT_S, "been silent for 11 s"),
         (False, 100.0, 100.0, "been silent for 101 s"),
@@ -48,67 +48,67 @@ class Silent(parent.WorkerProcess):
         (True, 100.0, 100.0, "load has not advanced for 101 s"),
     ],
 )
-async def test_a_hanging_process_is_killed_once(
+async def test_hanging_process_is_killed_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     loads: bool,
     limit_s: float,
-    least_s: float,
-    said: str,
+    silent_s: float,
+    reason: str,
 ) -> None:
-    process = Silent(monkeypatch, loads=loads)
-    assert not process.check(least_s, limit_s)
+    process = SilentProcess(monkeypatch, loads=loads)
+    assert not process.check(silent_s, limit_s)
     assert not process.check(0.5, limit_s), "its messages may not have been read yet"
     assert process.check(0.5, limit_s) == 1
-    assert said in process.kill_reason
+    assert reason in process.kill_reason
     assert process.check(0.5, limit_s) == 1
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]
 
 
-async def test_a_process_that_the_system_does_not_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as one that waits for a driver."""
+async def test_process_that_survives_sigkill_counts_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that waits for a driver ignores SIGKILL."""
     for name in ("STACKS_S", "EXIT_S"):
         monkeypatch.setattr(parent, name, 0.0)
 
     def wait(timeout_s: float) -> NoReturn:
         raise subprocess.TimeoutExpired("model", timeout_s)
 
-    process = Silent(monkeypatch, loads=False)
+    process = SilentProcess(monkeypatch, loads=False)
     process._process = cast(Any, SimpleNamespace(send_signal=process._killed, kill=lambda: None, wait=wait))
     process.kill("it has been silent", stacks=True)
     assert await asyncio.wait_for(process.ended, 5) == "it has been silent"
 
 
-async def test_a_slow_load_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    process = Silent(monkeypatch, loads=True)
-    for effort in range(5):
-        process.loads((effort, 0, 0))
+async def test_process_whose_load_advances_slowly_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = SilentProcess(monkeypatch, loads=True)
+    for progress in range(5):
+        process.loads((progress, 0, 0))
         assert not process.check(parent.STUCK_S, 1.0)
     process.loads((4, 0, 0))
     process.check(1.0, 1.0)
     assert process.check(1.0, 1.0)
 
 
-async def test_a_process_that_waited_too_long_for_its_load_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "KEPT_S", 0.0)
-    lent, spec = loaders.Loaders(FakeLoader(), FakeLoader), ModelSpec("demo", Path(), isolation="process")
-    lent.keep(spec, process := lent.of(spec))
-    found: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_later(0.0, lambda: found.set_result(lent.of(spec)))  # before it is killed
-    assert await found is not process
+async def test_process_that_waits_too_long_for_its_load_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "WAIT_FOR_LOAD_S", 0.0)
+    made, spec = loaders.Loaders(FakeLoader(), FakeLoader), ModelSpec("demo", Path(), isolation="process")
+    made.keep(spec, process := made.of(spec))
+    used: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.0, lambda: used.set_result(made.of(spec)))  # before it is killed
+    assert await used is not process
 
 
-async def test_a_process_gets_none_of_the_servers_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_environment_contains_no_secrets_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "LLAMA_SET_ROWS": "1", "AWS_PROFILE": "p", "OTEL_LOG": "x"}
     secrets = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY", "LLAMAPOOL_SERVER__API_KEYS", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
     headers = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
-    given: dict[str, Any] = {}
+    popen_options: dict[str, Any] = {}
     monkeypatch.setattr(os, "environ", {**needed, **dict.fromkeys((*secrets, *headers), "secret")})
-    popen = SimpleNamespace(Popen=lambda command, **options: given.update(options), DEVNULL=subprocess.DEVNULL)
+    popen = SimpleNamespace(Popen=lambda command, **options: popen_options.update(options), DEVNULL=subprocess.DEVNULL)
     monkeypatch.setattr(parent, "subprocess", popen)
     monkeypatch.setattr(parent.WorkerProcess, "connect", lambda self, end: end.close())
     parent.WorkerProcess("demo", FakeLoader, FakeLoader())._start()
-    assert given["env"] == needed
+    assert popen_options["env"] == needed
 
 
 _PING = """
@@ -126,7 +126,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_a_server_without_standard_error_starts_processes() -> None:
+def test_server_with_closed_stderr_starts_processes() -> None:
     shell = 'exec "$0" -c "$1" 2>&-'
     ended = subprocess.run(["sh", "-c", shell, sys.executable, _PING], cwd=ROOT, timeout=60, check=False)
     assert ended.returncode == 0

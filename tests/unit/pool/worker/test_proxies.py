@@ -1,4 +1,4 @@
-"""What an engine's proxy decides without its worker."""
+"""Proxies of engines in a worker process: checks before a message is sent, and the end of the process."""
 
 import asyncio
 
@@ -13,8 +13,8 @@ from server.pool.worker.proxies import IsolatedEmbedder, IsolatedEngine, Isolate
 from tests.support.fakes import FakeLoader
 
 
-class Sent(WorkerProcess):
-    """A process that records messages."""
+class RecordingProcess(WorkerProcess):
+    """A process that records messages. ``answers``: results of calls; other calls fail when the process ends."""
 
     def __init__(self) -> None:
         super().__init__("demo", FakeLoader, FakeLoader())
@@ -34,13 +34,13 @@ class Sent(WorkerProcess):
         return self.answers.pop(0)
 
 
-def made() -> tuple[Sent, IsolatedEngine]:
-    process = Sent()
+def make_engine() -> tuple[RecordingProcess, IsolatedEngine]:
+    process = RecordingProcess()
     return process, IsolatedEngine(process, (Bounds(260, 64, 2, 64, media=True), 2, ()))
 
 
-async def test_an_invalid_request_is_refused_before_it_is_sent() -> None:
-    process, engine = made()
+async def test_invalid_request_is_refused_before_it_is_sent() -> None:
+    process, engine = make_engine()
     for request, error in (
         (Request("a", []), InvalidRequest),
         (Request("a", [1] * 64), ContextExceeded),
@@ -54,33 +54,24 @@ async def test_an_invalid_request_is_refused_before_it_is_sent() -> None:
 
 
 async def test_requests_of_an_ended_process_fail() -> None:
-    process, engine = made()
-    heard: list[Event] = []
-    engine.submit(Request("a", [1]), heard.extend)
-    engine.submit(Request("b", [1]), heard.extend)
+    process, engine = make_engine()
+    events: list[Event] = []
+    engine.submit(Request("a", [1]), events.extend)
+    engine.submit(Request("b", [1]), events.extend)
     engine.receive({1: [Text(0, "x", (1,))]})
     process.ended.set_result("killed")
     engine.process_ended()
     assert not engine.busy
-    assert [type(event.error) for event in heard if isinstance(event, Failed)] == [ModelEnded, ModelEnded]
+    assert [type(event.error) for event in events if isinstance(event, Failed)] == [ModelEnded, ModelEnded]
     with pytest.raises(ModelEnded, match="killed"):
-        engine.submit(Request("c", [1]), heard.extend)
+        engine.submit(Request("c", [1]), events.extend)
 
 
-async def test_requests_of_a_process_that_is_killed_as_it_is_closed_are_not_retried() -> None:
-    process, engine = made()
-    heard: list[Event] = []
-    engine.submit(Request("a", [1]), heard.extend)
-    closing = asyncio.create_task(engine.close())
-    await asyncio.sleep(0)
-    process.ended.set_result("it has not answered")
-    engine.process_ended()
-    await closing
-    assert [type(event.error) for event in heard if isinstance(event, Failed)] == [ShuttingDown]
-
-
-async def test_vectors_and_media_of_such_a_process_are_not_computed_elsewhere() -> None:
-    process, engine = made()
+async def test_work_of_a_process_killed_during_close_fails_with_shutting_down() -> None:
+    """Sessions would retry work that failed with `ModelEnded`."""
+    process, engine = make_engine()
+    events: list[Event] = []
+    engine.submit(Request("a", [1]), events.extend)
     info = EmbedderInfo(Pooling.MEAN, n_embd=2, n_seq=2, n_pack=64, n_ubatch=64, n_ctx_seq=64, whole=True)
     embedding = IsolatedEmbedder(process, (info, 2, False), 260).submit([[1]])
     reader = IsolatedReader(process, (frozenset({"image"}), "<media>", 0, ""))
@@ -88,14 +79,16 @@ async def test_vectors_and_media_of_such_a_process_are_not_computed_elsewhere() 
     closing = asyncio.create_task(engine.close())
     await asyncio.sleep(0)
     process.ended.set_result("it has not answered")
+    engine.process_ended()
     await closing
+    assert [type(event.error) for event in events if isinstance(event, Failed)] == [ShuttingDown]
     for work in (embedding, counting):
         with pytest.raises(ShuttingDown):
             await work
 
 
-async def test_an_id_that_the_worker_gives_again_gets_its_own_scale() -> None:
-    process, engine = made()
+async def test_adapter_with_a_reused_id_gets_its_own_scale() -> None:
+    process, engine = make_engine()
     process.answers = [(Adapter(0, "a", 0.0, name="a"),), (), (Adapter(0, "b", 0.0, name="b"),)]
     await engine.load_adapter("a", "a", False)
     engine.set_adapter_scales(((0, 0.5),))
