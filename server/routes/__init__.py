@@ -1,4 +1,4 @@
-"""The whole API on one screen: a module for each part.
+"""The whole API on one screen: one module for each part.
 
 Handlers name a dialect (`server.dialects`) and call `server.serving`. `transport.endpoints` has the key scope of every
 path; docs/endpoints.md is generated from it and from the handlers.
@@ -37,24 +37,24 @@ from server.routes import (
 from server.transport.endpoints import PAGE_FILE, TARGET, Target
 from server.transport.sse import compressed, is_sent_as_it_is
 
-_MODULES = (  # those that generate first
-    chat,  # OpenAI's /v1/chat/completions, its token count and control; /apply-template
-    streams,  # replies that outlive their client: /v1/stream
-    batches,  # requests that run when there is capacity left: /v1/batches, /v1/messages/batches
-    messages,  # Anthropic's /v1/messages and its token count
-    responses,  # OpenAI's /v1/responses, also over a WebSocket (`transport.websocket`), stored and compacted ones
+_MODULES = (  # generating endpoints first
+    chat,  # OpenAI's /v1/chat/completions with its token count and control; /apply-template
+    streams,  # resumable streams: /v1/stream
+    batches,  # requests that run with spare capacity: /v1/batches, /v1/messages/batches
+    messages,  # Anthropic's /v1/messages with its token count
+    responses,  # OpenAI's /v1/responses over HTTP and WebSocket (`transport.websocket`), stored, compacted
     conversations,  # lists of items that responses continue: /v1/conversations
-    files,  # uploads for batches, and their results: /v1/files
+    files,  # uploads, and the results of batches: /v1/files
     completions,  # OpenAI's /v1/completions, llama-server's /completion and /infill
     embeddings,  # /v1/embeddings, /embedding, /rerank, /v2/rerank
-    audio,  # the text of a recording: /v1/audio/transcriptions, /v1/audio/translations
+    audio,  # speech to text: /v1/audio/transcriptions, /v1/audio/translations
     tokens,  # /tokenize, /detokenize, vLLM's /tokenizer_info
     ollama,  # Ollama's API below /api
     vertex,  # Vertex AI's /predict
     health,  # /health, /livez, /readyz; / without a web UI
     models,  # /v1/models, /models: list, load, unload, pin, download, delete, events
     props,  # /props, /lora-adapters
-    slots,  # /slots: show, save, restore, erase; /cache/pin, /cache/reset
+    slots,  # /slots: list, save, restore, erase; /cache/pin, /cache/reset
     metrics,  # Prometheus' /metrics; /v1/usage
     web,  # live data of the web UI (its files are `server.web`); /tools, /cors-proxy
     openapi,  # /openapi.json, /docs
@@ -63,24 +63,25 @@ ROUTERS = tuple(module.router for module in _MODULES)
 
 
 def include_routes(app: FastAPI) -> None:
-    """Add every route to `app`. The middleware has removed ``--api-prefix`` from the path before they see it."""
+    """Add every route to `app`. The middleware removes ``--api-prefix`` from the path first."""
     for router in ROUTERS:
         app.include_router(router)
     app.openapi = cache(lambda: openapi.document(app, ROUTERS))  # type: ignore[method-assign]
 
 
 def _app_of(route: APIRoute) -> ASGIApp:
-    """Return what answers a route's requests. A handler that needs only the request is called without FastAPI's exit
-    stacks and dependencies.
+    """Return the ASGI application of a route.
+
+    A handler that takes only the request is called without FastAPI's exit stacks and dependencies.
     """
     handler = route.endpoint
-    kinds = [each.annotation for each in inspect.signature(handler).parameters.values()]
+    annotations = [each.annotation for each in inspect.signature(handler).parameters.values()]
 
     async def plain(scope: Scope, receive: Receive, send: Send) -> None:
         reply = await handler(Request(scope, receive, send))
         await (reply if is_sent_as_it_is(reply) else compressed(reply))(scope, receive, send)
 
-    if kinds == [Request] and inspect.iscoroutinefunction(handler):
+    if annotations == [Request] and inspect.iscoroutinefunction(handler):
         return plain
     app = compressed(AsyncExitStackMiddleware(route.app))
 
@@ -91,11 +92,10 @@ def _app_of(route: APIRoute) -> ASGIApp:
 
 
 class Dispatch:
-    """Calls the handler of the endpoint that the middleware has found, so that no other endpoint answers than the one
-    that was checked. FastAPI would try its routers and routes one after the other.
+    """Calls the handler of the endpoint that the middleware has resolved and whose key scope it has checked.
 
-    `router` serves the lifespan, WebSockets, and the routes that a program adds to the application, `page` the files of
-    the web UI.
+    FastAPI would match its routes again, one after the other. `router` serves the lifespan, WebSockets, and routes that
+    a program adds to the application; `page` serves the files of the web UI.
     """
 
     def __init__(self, router: ASGIApp, page: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``, by a model with audio input."""
+"""``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: speech to text by a model with audio input."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -29,11 +29,11 @@ async def post_translation(request: Request) -> Response:
 
 async def _answer(request: Request, task: Task) -> Response:
     form = await read_form(request)
-    wanted = TRANSCRIPTIONS.parse(form.fields, form.files, task)
-    exchange = Exchange(request, TRANSCRIPTIONS, wanted)
-    if wanted.options.stream:
+    parsed = TRANSCRIPTIONS.parse(form.fields, form.files, task)
+    exchange = Exchange(request, TRANSCRIPTIONS, parsed)
+    if parsed.options.stream:
         return await exchange.stream()
     body = await exchange.collect()
     assert isinstance(body, dict), "one request has one reply"
-    content, kind = rendered(body, wanted.form.response_format)
-    return Response(content, media_type=kind, headers=exchange.headers)
+    content, media_type = rendered(body, parsed.form.response_format)
+    return Response(content, media_type=media_type, headers=exchange.headers)

@@ -1,4 +1,4 @@
-"""``/v1/batches`` (OpenAI) and ``/v1/messages/batches`` (Anthropic): requests that run when there is capacity left."""
+"""``/v1/batches`` (OpenAI) and ``/v1/messages/batches`` (Anthropic): requests that run with spare capacity."""
 
 import contextlib
 import time
@@ -39,7 +39,7 @@ from server.transport.options import DAY_S
 router = APIRouter(tags=["batches"])
 _EXAMPLE = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 _WINDOW_S = {"h": 3600, "d": DAY_S}
-_SHOWN = (
+_OPENAI_FIELDS = (
     *("id", "object", "endpoint", "model", "errors", "input_file_id", "completion_window", "status", "output_file_id"),
     *("error_file_id", "usage", "metadata", "created_at", "in_progress_at", "expires_at", "finalizing_at"),
     *("completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"),
@@ -63,13 +63,13 @@ class BatchBody(MetadataBody):
 async def create_batch(request: Request) -> Response:
     """Start a batch of the requests in an uploaded file."""
 
-    def read(given: Json) -> tuple[BatchBody, dict[str, str]]:
-        return parse(BatchBody, given), as_header(unused_fields(given, BatchBody))
+    def read(raw: Json) -> tuple[BatchBody, dict[str, str]]:
+        return parse(BatchBody, raw), as_header(unused_fields(raw, BatchBody))
 
     body, headers = await read_as(request, read)
     await find_object(request, "file", body.input_file_id)
     data = await services(request).state.data(owner_of(request), body.input_file_id) or b""
-    found = await read_later(request, lambda: read_lines(data, body.endpoint))
+    parsed = await read_later(request, lambda: read_lines(data, body.endpoint))
     expiry, window = body.output_expires_after, body.completion_window
     fields = {
         "object": "batch",
@@ -77,134 +77,134 @@ async def create_batch(request: Request) -> Response:
         "completion_window": window,
         "output_expires_after_s": None if expiry is None else expiry.seconds,
         "metadata": body.metadata or {},
-        "errors": {"object": "list", "data": found.errors} if found.errors else None,
+        "errors": {"object": "list", "data": parsed.errors} if parsed.errors else None,
     }
-    lasts_s = int(window[:-1]) * _WINDOW_S[window[-1]]
-    batch = await _start(request, found, {"api": "openai", "endpoint": body.endpoint, **fields}, lasts_s)
-    return json_reply(await _openai(request, batch), headers=headers)
+    window_s = int(window[:-1]) * _WINDOW_S[window[-1]]
+    batch = await _start(request, parsed, {"api": "openai", "endpoint": body.endpoint, **fields}, window_s)
+    return json_reply(await _openai_object(request, batch), headers=headers)
 
 
 @router.get("/v1/batches")
 @describe("$ObjectList", errors=(400,))
 async def list_batches(request: Request) -> Response:
     """Return the batches of this client."""
-    found = await find_page(request, "batch", page_query(request, label="openai"))
-    shown = [await _openai(request, batch) for batch in found.data]
-    return await list_reply(request, Page(shown, found.has_more))
+    page = await find_page(request, "batch", page_query(request, label="openai"))
+    objects = [await _openai_object(request, batch) for batch in page.data]
+    return await list_reply(request, Page(objects, page.has_more))
 
 
 @router.get("/v1/batches/{batch_id}")
 @describe("$Batch", errors=(404,))
 async def get_batch(request: Request, batch_id: str) -> Response:
-    """Return a batch and how far it is."""
-    return json_reply(await _openai(request, await _found(request, batch_id, "openai")))
+    """Return a batch and its progress."""
+    return json_reply(await _openai_object(request, await _find(request, batch_id, "openai")))
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 @describe("$Batch", errors=(404,))
 async def cancel_batch(request: Request, batch_id: str) -> Response:
-    """Cancel a batch. Results so far are kept. One that has ended stays as it is."""
-    return json_reply(await _openai(request, await _cancel(request, batch_id, "openai")))
+    """Cancel a batch. Its results so far are kept. A batch that has ended is not changed."""
+    return json_reply(await _openai_object(request, await _cancel(request, batch_id, "openai")))
 
 
 @router.post("/v1/messages/batches")
 @describe("$MessageBatch", example={"requests": [{"custom_id": "a", "params": HI}]}, errors=READS)
 async def create_message_batch(request: Request) -> Response:
     """Start a batch of Messages requests."""
-    headers, found = await read_as(
-        request, lambda given: (as_header(unused_fields(given, ("requests",))), _message_lines(given.get("requests")))
+    headers, parsed = await read_as(
+        request, lambda body: (as_header(unused_fields(body, ("requests",))), _message_lines(body.get("requests")))
     )
-    batch = await _start(request, found, {"api": "anthropic", "endpoint": "/v1/messages"}, DAY_S)
-    return json_reply(await _anthropic(request, batch), headers=headers)
+    batch = await _start(request, parsed, {"api": "anthropic", "endpoint": "/v1/messages"}, DAY_S)
+    return json_reply(await _anthropic_object(request, batch), headers=headers)
 
 
 @router.get("/v1/messages/batches")
 @describe("$MessageBatches", errors=(400,))
 async def list_message_batches(request: Request) -> Response:
-    """Return the batches of Messages requests of this client."""
+    """Return this client's batches of Messages requests."""
     query = request.query_params
     limit = read_limit(query.get("limit", "20"), 1000)
     after, before = query.get("after_id"), query.get("before_id")
     if after and before:
         raise invalid("before_id", "cannot be combined with after_id; send one")
-    wanted = PageQuery(after or before or None, limit, not before, "anthropic")
-    found = await find_page(request, "batch", wanted)
-    shown = [await _anthropic(request, batch) for batch in (found.data[::-1] if before else found.data)]
-    return json_reply(page_of(shown, has_more=found.has_more))
+    page = await find_page(request, "batch", PageQuery(after or before or None, limit, not before, "anthropic"))
+    batches = page.data[::-1] if before else page.data
+    objects = [await _anthropic_object(request, batch) for batch in batches]
+    return json_reply(page_of(objects, has_more=page.has_more))
 
 
 @router.get("/v1/messages/batches/{batch_id}")
 @describe("$MessageBatch", errors=(404,))
 async def get_message_batch(request: Request, batch_id: str) -> Response:
-    """Return a batch of Messages requests and how far it is."""
-    return json_reply(await _anthropic(request, await _found(request, batch_id, "anthropic")))
+    """Return a batch of Messages requests and its progress."""
+    return json_reply(await _anthropic_object(request, await _find(request, batch_id, "anthropic")))
 
 
 @router.get("/v1/messages/batches/{batch_id}/results")
 @describe(media="application/x-jsonl", errors=(400, 404))
 async def get_message_batch_results(request: Request, batch_id: str) -> Response:
-    """Return the results of a batch that has ended, one JSON object on each line, in the order of the requests."""
-    if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED["batch"]:
+    """Return the results of a batch that has ended: one JSON object on each line, in the order of the requests."""
+    if (await _find(request, batch_id, "anthropic"))["status"] in UNFINISHED["batch"]:
         raise InvalidRequest("the batch has not ended yet; its results_url is set when it has")
 
     def line(custom_id: str, result: Json, _: Outcome) -> Json:
         return {"custom_id": custom_id, "result": _message_result(result)}
 
-    lines = await services(request).batches.state.written_results(owner_of(request), batch_id, line)
+    lines = await services(request).batches.state.format_results(owner_of(request), batch_id, line)
     return Response(lines, media_type="application/x-jsonl")
 
 
 @router.post("/v1/messages/batches/{batch_id}/cancel")
 @describe("$MessageBatch", errors=(404,))
 async def cancel_message_batch(request: Request, batch_id: str) -> Response:
-    """Cancel a batch of Messages requests. Results so far are kept."""
-    return json_reply(await _anthropic(request, await _cancel(request, batch_id, "anthropic")))
+    """Cancel a batch of Messages requests. Its results so far are kept."""
+    return json_reply(await _anthropic_object(request, await _cancel(request, batch_id, "anthropic")))
 
 
 @router.delete("/v1/messages/batches/{batch_id}")
 @describe("$DeletedBatch", errors=(400, 404))
 async def delete_message_batch(request: Request, batch_id: str) -> Response:
     """Delete a batch that has ended, and its results."""
-    if (await _found(request, batch_id, "anthropic"))["status"] in UNFINISHED["batch"]:
+    if (await _find(request, batch_id, "anthropic"))["status"] in UNFINISHED["batch"]:
         raise InvalidRequest("the batch has not ended yet; cancel it first")
     await remove_object(request, "batch", batch_id)
     return json_reply({"id": batch_id, "type": "message_batch_deleted"})
 
 
-async def _start(request: Request, found: BatchInput, fields: Json, lasts_s: int) -> Json:
-    """Store a new batch with its requests, and wake the batch runner. A batch with errors has ended already."""
-    used, owner, now = services(request), owner_of(request), int(time.time())
-    lines, status = ([], "failed") if found.errors else (found.lines, "in_progress")
+async def _start(request: Request, parsed: BatchInput, fields: Json, window_s: int) -> Json:
+    """Store a new batch with its requests, and wake the batch runner. A batch with errors has failed already."""
+    app, owner, now = services(request), owner_of(request), int(time.time())
+    lines, status = ([], "failed") if parsed.errors else (parsed.lines, "in_progress")
     batch = fields | {
         "id": f"{'batch' if fields['api'] == 'openai' else 'msgbatch'}_{random_id()}",
         "key_name": key_of(request).name,
         "created_at": now,
-        "expires_at": now + lasts_s,
+        "expires_at": now + window_s,
         "status": status,
         f"{status}_at": now,
-        "models": _known_models(request, found.models, fields["endpoint"]),
-        "model": found.models[0] if len(found.models) == 1 else None,
-        "request_counts": {"total": len(found.lines), "completed": 0, "failed": 0, "unsent": 0},
+        "models": _model_ids(request, parsed.models, fields["endpoint"]),
+        "model": parsed.models[0] if len(parsed.models) == 1 else None,
+        "request_counts": {"total": len(parsed.lines), "completed": 0, "failed": 0, "unsent": 0},
     }
-    keep_s = used.options.keep_s
-    expires_at = now + keep_s if found.errors and keep_s else None
-    await used.batches.state.add_batch(owner, batch, lines, expires_at)
-    used.batches.wake()
+    keep_s = app.options.keep_s
+    expires_at = now + keep_s if parsed.errors and keep_s else None
+    await app.batches.state.add_batch(owner, batch, lines, expires_at)
+    app.batches.wake()
     return batch
 
 
-def _known_models(request: Request, names: list[str | None], endpoint: str) -> list[str]:
-    """Return the ids of the models that `names` mean here. Requests for others fail."""
+def _model_ids(request: Request, names: list[str | None], endpoint: str) -> list[str]:
+    """Resolve model names to ids. Unknown names are skipped, because only their requests fail."""
     task: Task = "embed" if endpoint == "/v1/embeddings" else "generate"
-    pool, found = services(request).pool, set()
+    pool, ids = services(request).pool, set()
     for name in names:
         with contextlib.suppress(ModelNotFound):
-            found.add(pool.resolve(name, task).id)
-    return sorted(found)
+            ids.add(pool.resolve(name, task).id)
+    return sorted(ids)
 
 
 async def _cancel(request: Request, batch_id: str, api: str) -> Json:
-    await _found(request, batch_id, api)
+    await _find(request, batch_id, api)
     now = int(time.time())
 
     def cancelling(body: Json) -> Json:
@@ -215,26 +215,28 @@ async def _cancel(request: Request, batch_id: str, api: str) -> Json:
     return changed
 
 
-async def _found(request: Request, batch_id: str, api: str) -> Json:
-    found = await find_object(request, "batch", batch_id)
-    if found["api"] != api:
+async def _find(request: Request, batch_id: str, api: str) -> Json:
+    """Return a batch of this client that was created with this API. Raises `NotFound`."""
+    batch = await find_object(request, "batch", batch_id)
+    if batch["api"] != api:
         raise not_found("batch", batch_id)
-    return found
+    return batch
 
 
-async def _openai(request: Request, batch: Json) -> Json:
+async def _openai_object(request: Request, batch: Json) -> Json:
     counts = await _counts(request, batch)
-    shown = {name: counts[name] for name in ("total", "completed", "failed")}
-    return {**{name: batch.get(name) for name in _SHOWN}, "request_counts": shown}
+    request_counts = {name: counts[name] for name in ("total", "completed", "failed")}
+    return {**{name: batch.get(name) for name in _OPENAI_FIELDS}, "request_counts": request_counts}
 
 
-async def _anthropic(request: Request, batch: Json) -> Json:
+async def _anthropic_object(request: Request, batch: Json) -> Json:
     status, counts = batch["status"], await _counts(request, batch)
-    shown = _ANTHROPIC_STATUS.get(status, "ended")
+    processing_status = _ANTHROPIC_STATUS.get(status, "ended")
+    has_ended = processing_status == "ended"
     return {
         "id": batch["id"],
         "type": "message_batch",
-        "processing_status": shown,
+        "processing_status": processing_status,
         "request_counts": {
             "processing": counts["total"] - counts["completed"] - counts["failed"],
             "succeeded": counts["completed"],
@@ -244,15 +246,15 @@ async def _anthropic(request: Request, batch: Json) -> Json:
         },
         "created_at": rfc3339(batch["created_at"]),
         "expires_at": rfc3339(batch["expires_at"]),
-        "ended_at": rfc3339(batch[f"{status}_at"]) if shown == "ended" else None,
+        "ended_at": rfc3339(batch[f"{status}_at"]) if has_ended else None,
         "archived_at": None,
         "cancel_initiated_at": rfc3339(batch["cancelling_at"]) if "cancelling_at" in batch else None,
-        "results_url": _results_url(request, batch["id"]) if shown == "ended" else None,
+        "results_url": _results_url(request, batch["id"]) if has_ended else None,
     }
 
 
 async def _counts(request: Request, batch: Json) -> Json:
-    """Return the batch's counts, as of now while it runs. Those that were not run count as failed, too."""
+    """Return the current counts of the batch's requests. ``failed`` includes ``unsent``, the requests never run."""
     if batch["status"] not in UNFINISHED["batch"]:
         counts: Json = batch["request_counts"]
         return counts
@@ -260,19 +262,19 @@ async def _counts(request: Request, batch: Json) -> Json:
 
 
 def _results_url(request: Request, batch_id: str) -> str:
-    """Return the address of a batch's results, as seen by a client of this port."""
+    """Return the URL of a batch's results for clients of this port."""
     host = request.headers.get("host", "localhost")
     return f"{request.scope['scheme']}://{host}{target_of(request).base}/v1/messages/batches/{batch_id}/results"
 
 
-def _message_lines(given: object) -> BatchInput:
-    """Read the requests of a Messages batch. Blocking, for a worker thread. Raises `InvalidRequest`."""
-    if not isinstance(given, list) or not given:
+def _message_lines(entries: object) -> BatchInput:
+    """Parse the requests of a Messages batch. Blocking, for a worker thread. Raises `InvalidRequest`."""
+    if not isinstance(entries, list) or not entries:
         raise invalid("requests", "must be an array of at least one request")
-    check_number(len(given), "requests")
+    check_number(len(entries), "requests")
     requests: list[tuple[int, str, Json]] = []
     seen: set[str] = set()
-    for index, each in enumerate(given):
+    for index, each in enumerate(entries):
         at = f"requests.{index}"
         if not isinstance(each, dict) or not isinstance(each.get("params"), dict):
             raise invalid(f"{at}.params", "must be the body of a message")
@@ -286,12 +288,12 @@ def _message_lines(given: object) -> BatchInput:
 
 
 def _message_result(result: Mapping[str, Any]) -> Json:
-    """Return one result in Anthropic's form."""
+    """Return a stored result in the format of Anthropic's API."""
     if "error" in result:
         return {"type": "canceled" if result["error"]["code"] == "batch_cancelled" else "expired"}
     if result["status_code"] == 200:
         return {"type": "succeeded", "message": result["body"]}
     error = result["body"]
-    if "type" not in error:  # of this server, not of the Messages API
+    if "type" not in error:  # an error of this server outside of the Messages API
         error = anthropic_error(result["status_code"], error) | {"request_id": result["request_id"] or None}
     return {"type": "errored", "error": error}

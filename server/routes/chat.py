@@ -20,7 +20,7 @@ router = APIRouter(tags=["chat"])
 @router.post("/chat/completions")
 @computes("$ChatCompletion", ChatBody, HI, "$ChatCompletionChunk")
 async def chat_completions(request: Request) -> Response:
-    """OpenAI chat completions, with llama.cpp's sampling fields."""
+    """Create a chat completion in OpenAI's format, with llama.cpp's sampling fields."""
     return await answer(request, CHAT)
 
 
@@ -28,7 +28,7 @@ async def chat_completions(request: Request) -> Response:
 @router.post("/chat/completions/input_tokens")
 @computes("$InputTokens", ChatBody, HI)
 async def chat_input_tokens(request: Request) -> Response:
-    """Return how many tokens a chat body's prompt has, without generating."""
+    """Return the number of prompt tokens of a chat body without generating."""
     chat = await read_as(request, CHAT.parse)
     return await compute(request, chat, partial(input_tokens, chat.conversation), chat.media)
 
@@ -36,7 +36,7 @@ async def chat_input_tokens(request: Request) -> Response:
 @router.post("/apply-template")
 @computes("$Rendered", ChatBody, HI)
 async def post_apply_template(request: Request) -> Response:
-    """Return the prompt that a chat body renders to, without generating."""
+    """Return the rendered prompt of a chat body without generating."""
     chat = await read_as(request, CHAT.parse)
     documents = [each for each in chat.media if each.kind == "document"]
     return await compute(request, chat, partial(apply_template, chat.conversation), documents)
@@ -53,16 +53,16 @@ async def control(request: Request) -> Response:
     An unknown id is ``"success": false`` with a message. A key can control requests of keys with its name, or all if
     it may see all. ``model`` may be omitted, since ids are unique.
     """
-    used = services(request)
-    wanted = parse(ControlBody, await read_json(request))
-    model = used.pool.resolve(wanted.model).id if wanted.model else None
-    caller, found = key_of(request), used.running.get(wanted.id)
-    if found is None or model not in (None, found.model) or not (caller.sees_all or caller.owner == found.owner):
+    app = services(request)
+    body = parse(ControlBody, await read_json(request))
+    model = app.pool.resolve(body.model).id if body.model else None
+    caller, running = key_of(request), app.running.get(body.id)
+    if running is None or model not in (None, running.model) or not (caller.sees_all or caller.owner == running.owner):
         return json_reply({"success": False, "message": "no active completion for this id"})
-    if wanted.action == "cancel":
-        found.cancel()
-    elif found.reasoning is None:
+    if body.action == "cancel":
+        running.cancel()
+    elif running.reasoning is None:
         return json_reply({"success": False, "message": "reasoning control not enabled for this completion"})
     else:
-        found.reasoning.end()
+        running.reasoning.end()
     return json_reply({"success": True})

@@ -1,4 +1,4 @@
-"""``/v1/conversations``: named lists of items that responses continue and are added to (OpenAI's Conversations API)."""
+"""``/v1/conversations`` (OpenAI): stored lists of items, which responses continue and add to."""
 
 import time
 
@@ -29,22 +29,22 @@ from server.transport.errors import json_reply
 router = APIRouter(tags=["conversations"])
 _MESSAGE = {"role": "user", "content": "Hi"}
 MAX_NEW_ITEMS = 20
-"""Items of one request that adds to a conversation, as at OpenAI."""
+"""Maximum items that one request adds to a conversation, as in OpenAI's API."""
 
 
 @router.post("/v1/conversations")
 @describe("$Conversation", example={"items": [_MESSAGE], "metadata?": {"*": "foxes"}}, errors=READS)
 async def create_conversation(request: Request) -> Response:
     """Create a conversation, with up to 20 items."""
-    found = {"id": f"conv_{random_id()}", "object": "conversation", "created_at": int(time.time())}
+    conversation = {"id": f"conv_{random_id()}", "object": "conversation", "created_at": int(time.time())}
 
-    def read(given: Json) -> tuple[Json, list[Json], dict[str, str]]:
-        items = _items(given) if given.get("items") else []
-        return read_metadata(given), items, as_header(unused_fields(given, ("metadata", "items")))
+    def read(body: Json) -> tuple[Json, list[Json], dict[str, str]]:
+        items = _items(body) if body.get("items") else []
+        return read_metadata(body), items, as_header(unused_fields(body, ("metadata", "items")))
 
-    found["metadata"], items, headers = await read_as(request, read, optional=True)
-    await services(request).state.put(owner_of(request), "conversation", found, inputs=items)
-    return json_reply(found, headers=headers)
+    conversation["metadata"], items, headers = await read_as(request, read, optional=True)
+    await services(request).state.put(owner_of(request), "conversation", conversation, inputs=items)
+    return json_reply(conversation, headers=headers)
 
 
 @router.get("/v1/conversations/{conversation_id}")
@@ -59,14 +59,14 @@ async def get_conversation(request: Request, conversation_id: str) -> Response:
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     """Replace a conversation's metadata."""
 
-    def read(given: Json) -> tuple[Json, dict[str, str]]:
-        if "metadata" not in given:
+    def read(body: Json) -> tuple[Json, dict[str, str]]:
+        if "metadata" not in body:
             raise InvalidRequest("Field 'metadata': is required", "metadata")
-        return read_metadata(given), as_header(unused_fields(given, ("metadata",)))
+        return read_metadata(body), as_header(unused_fields(body, ("metadata",)))
 
     metadata, headers = await read_as(request, read)
     changed = await change_object(
-        *(request, "conversation", conversation_id), lambda found: {**found, "metadata": metadata}
+        *(request, "conversation", conversation_id), lambda stored: {**stored, "metadata": metadata}
     )
     return json_reply(changed, headers=headers)
 
@@ -74,7 +74,7 @@ async def update_conversation(request: Request, conversation_id: str) -> Respons
 @router.delete("/v1/conversations/{conversation_id}")
 @describe("$Deleted", errors=(404,))
 async def delete_conversation(request: Request, conversation_id: str) -> Response:
-    """Delete a conversation and its items. Responses that were added to it stay."""
+    """Delete a conversation and its items. Responses that added to it are kept."""
     await remove_object(request, "conversation", conversation_id)
     return json_reply({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
@@ -91,7 +91,7 @@ async def list_conversation_items(request: Request, conversation_id: str) -> Res
 @describe("$ObjectList", example={"items": [_MESSAGE]}, errors=(*READS, 404))
 async def create_conversation_items(request: Request, conversation_id: str) -> Response:
     """Add up to 20 items to the end of a conversation."""
-    headers, items = await read_as(request, lambda given: (as_header(unused_fields(given, ("items",))), _items(given)))
+    headers, items = await read_as(request, lambda body: (as_header(unused_fields(body, ("items",))), _items(body)))
     await find_object(request, "conversation", conversation_id)
     if not await services(request).state.append(owner_of(request), conversation_id, items):
         raise not_found("conversation", conversation_id)
@@ -103,26 +103,26 @@ async def create_conversation_items(request: Request, conversation_id: str) -> R
 async def get_conversation_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """Return one item of a conversation."""
     await find_object(request, "conversation", conversation_id)
-    found = await services(request).state.item(owner_of(request), conversation_id, item_id)
-    if found is None:
+    item = await services(request).state.item(owner_of(request), conversation_id, item_id)
+    if item is None:
         raise NotFound(f"Item with id '{short(item_id)}' not found.")
-    return await object_reply(request, found)
+    return await object_reply(request, item)
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
 @describe("$Conversation", errors=(404,))
 async def delete_conversation_item(request: Request, conversation_id: str, item_id: str) -> Response:
     """Delete one item of a conversation, and return the conversation."""
-    found = await find_object(request, "conversation", conversation_id)
+    conversation = await find_object(request, "conversation", conversation_id)
     if not await services(request).state.remove_item(owner_of(request), conversation_id, item_id):
         raise NotFound(f"Item with id '{short(item_id)}' not found.")
-    return json_reply(found)
+    return json_reply(conversation)
 
 
 def _items(body: Json) -> list[Json]:
-    """Return the body's items with ids, after checking that a response could continue them."""
-    given = body.get("items")
-    if not isinstance(given, list) or not 0 < len(given) <= MAX_NEW_ITEMS:
+    """Return the body's items with ids, after checking that the Responses API accepts them."""
+    items = body.get("items")
+    if not isinstance(items, list) or not 0 < len(items) <= MAX_NEW_ITEMS:
         raise invalid("items", f"must be an array of 1 to {MAX_NEW_ITEMS} items")
-    refuse_deep({"items": given})
-    return list(map(item_to_store, read_input(given, at="items").items))
+    refuse_deep({"items": items})
+    return list(map(item_to_store, read_input(items, at="items").items))

@@ -1,4 +1,4 @@
-"""Embeddings and scores: OpenAI's /v1/embeddings, llama-server's /embedding and /rerank, Cohere's."""
+"""Embeddings and reranking: OpenAI's /v1/embeddings, llama-server's /embedding and /rerank, Cohere's /v2/rerank."""
 
 from functools import partial
 
@@ -11,13 +11,13 @@ from server.serving.generate import embed
 from server.transport.body import read_as
 
 router = APIRouter(tags=["vectors"])
-_RANKED = {"query": "a planet", "documents": ["Mars", "a panda"]}
+_RERANK = {"query": "a planet", "documents": ["Mars", "a panda"]}
 
 
 @router.post("/v1/embeddings")
 @computes("$Embeddings", EmbeddingsBody, {"input": ["Hi", "Hello"]})
 async def openai_embeddings(request: Request) -> Response:
-    """OpenAI embeddings."""
+    """Create embeddings in OpenAI's format."""
     return await embed(request, await read_as(request, partial(read_embeddings, native=False)))
 
 
@@ -25,7 +25,7 @@ async def openai_embeddings(request: Request) -> Response:
 @router.post("/embeddings")
 @computes(["$NativeEmbedding"], EmbeddingsBody, {"content": "Hi"})
 async def native_embeddings(request: Request) -> Response:
-    """Return embeddings in llama-server's own list, with a vector for each token where the pooling is none."""
+    """Create embeddings in llama-server's own format: one vector for each text, or each token with pooling none."""
     return await embed(request, await read_as(request, partial(read_embeddings, native=True)))
 
 
@@ -33,14 +33,14 @@ async def native_embeddings(request: Request) -> Response:
 @router.post("/reranking")
 @router.post("/v1/rerank")
 @router.post("/v1/reranking")
-@computes(("$Reranked", ["$TeiRank"]), RerankBody, _RANKED)
+@computes(("$Reranked", ["$TeiRank"]), RerankBody, _RERANK)
 async def rerank(request: Request) -> Response:
-    """Rank documents by their relevance to a query, in Jina's shape or, where ``texts`` is given, in TEI's."""
+    """Rank documents by their relevance to a query, in Jina's format, or in TEI's for a body with ``texts``."""
     return await embed(request, await read_as(request, read_rerank))
 
 
 @router.post("/v2/rerank")
-@computes("$CohereReranked", RerankBody, _RANKED | {"top_n": 1})
+@computes("$CohereReranked", RerankBody, _RERANK | {"top_n": 1})
 async def cohere_rerank(request: Request) -> Response:
-    """Rank documents by their relevance to a query, in the shape of Cohere's second API."""
+    """Rank documents by their relevance to a query, in the format of Cohere's API v2."""
     return await embed(request, await read_as(request, partial(read_rerank, cohere=True)))

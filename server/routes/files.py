@@ -1,7 +1,7 @@
 """``/v1/files``: files that clients upload for batches and requests, and the results of batches.
 
-OpenAI's Files API, and Anthropic's at the same paths for clients that send the header ``anthropic-version``. Both see
-the same files.
+Clients that send the header ``anthropic-version`` use Anthropic's Files API at the same paths, others OpenAI's. Both
+access the same files.
 """
 
 import mimetypes
@@ -36,7 +36,7 @@ _PAGE = "page_"
 
 
 class Expiry(Body):
-    """When a file is to be deleted, such as ``{"anchor": "created_at", "seconds": 3600}``."""
+    """The time at which a file is deleted, such as ``{"anchor": "created_at", "seconds": 3600}``."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=3600, le=30 * DAY_S)]
@@ -59,15 +59,15 @@ async def upload_file(request: Request) -> Response:
     expires_at = None if seconds is None else int(time.time()) + seconds
     data = form.files["file"]
     name = form.filenames["file"][:MAX_FILENAME_CHARS] or "file"
-    found = new_file(name, purpose, len(data), expires_at)
-    await services(request).state.put(owner_of(request), "file", found, data=data, label=purpose, expires_at=expires_at)
-    return json_reply(_shown(request, found), headers=as_header(unused_fields(fields, _FIELDS)))
+    file = new_file(name, purpose, len(data), expires_at)
+    await services(request).state.put(owner_of(request), "file", file, data=data, label=purpose, expires_at=expires_at)
+    return json_reply(_file_object(request, file), headers=as_header(unused_fields(fields, _FIELDS)))
 
 
 def _expiry_s(fields: dict[str, str]) -> int | None:
-    """Return after how many seconds the file is to be deleted, None if the client did not say."""
+    """Return the lifetime of the file in seconds, None if the client did not set one."""
     anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
-    if "expires_in_seconds" in fields:  # Anthropic's
+    if "expires_in_seconds" in fields:  # Anthropic's name
         anchor, seconds = "created_at", fields["expires_in_seconds"]
     if anchor is None and seconds is None:
         return None
@@ -90,7 +90,7 @@ async def list_files(request: Request) -> Response:
 @describe(_FILE, errors=(404,))
 async def get_file(request: Request, file_id: str) -> Response:
     """Return a file's description."""
-    return json_reply(_shown(request, await find_object(request, "file", file_id)))
+    return json_reply(_file_object(request, await find_object(request, "file", file_id)))
 
 
 @router.get("/v1/files/{file_id}/content")
@@ -112,8 +112,8 @@ async def delete_file(request: Request, file_id: str) -> Response:
     return json_reply({"id": file_id, "object": "file", "deleted": True})
 
 
-def _shown(request: Request, file: Json) -> Json:
-    """Return a file in the words of the client's API."""
+def _file_object(request: Request, file: Json) -> Json:
+    """Return a file's description in the format of the client's API."""
     if not wants_anthropic(request):
         return file
     expires_at = file["expires_at"]
@@ -130,11 +130,11 @@ def _shown(request: Request, file: Json) -> Json:
 
 
 async def _anthropic_list(request: Request) -> Response:
-    """Return a page of files, newest first; ``page`` continues an earlier one, ``after_id`` in older clients."""
+    """Return a page of files, newest first. ``page``, or ``after_id`` of older clients, continues an earlier page."""
     limit = page_query(request, max_limit=MAX_ANTHROPIC_FILES).limit
-    given = request.query_params
-    after = given.get("page", "").removeprefix(_PAGE) or given.get("after_id") or None
-    found = await find_page(request, "file", PageQuery(after, limit))
-    reply = page_of([_shown(request, each) for each in found.data], has_more=found.has_more)
-    reply["next_page"] = f"{_PAGE}{reply['last_id']}" if found.has_more else None
+    query = request.query_params
+    after = query.get("page", "").removeprefix(_PAGE) or query.get("after_id") or None
+    page = await find_page(request, "file", PageQuery(after, limit))
+    reply = page_of([_file_object(request, each) for each in page.data], has_more=page.has_more)
+    reply["next_page"] = f"{_PAGE}{reply['last_id']}" if page.has_more else None
     return json_reply(reply)

@@ -1,4 +1,4 @@
-"""Liveness and readiness of the server. Open without a key."""
+"""Health, liveness and readiness of the server. These endpoints need no key."""
 
 import contextlib
 from collections.abc import Iterator
@@ -31,26 +31,25 @@ _FULL_STATUS = 503
 @router.get("/v1/health")
 @describe("$Health", errors=FINDS)
 async def health(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
-    """Return the server's health: 503 "Loading model" while the only model loads; with several models the server's own
-    state.
+    """Return the server's health: with one model 503 "Loading model" while it loads, with several 200.
 
-    ``slots_idle`` and ``slots_processing`` count all loaded models, or those of ``?model=``, whose state then
-    decides. ``?fail_on_no_slot=1`` returns 503 if no slot is idle, as llama-server's early versions. Without a valid
-    key only the status is returned if there are keys.
+    ``slots_idle`` and ``slots_processing`` count the slots of all loaded models, or of ``?model=``, whose state then
+    sets the status. ``?fail_on_no_slot=1`` returns 503 if no slot is idle, as llama-server's early versions. If the
+    server has keys, a client without a valid key gets only the status.
     """
-    sees_reasons = knows_all(request)
-    if model and not sees_reasons:
+    may_see = sees_reasons(request)
+    if model and not may_see:
         raise AuthenticationFailed("the health of one model requires an API key")
     pool = services(request).pool
     try:
         states = [pool.state(model)] if model else pool.states()
-    except ModelNotFound:  # which lists the known names
+    except ModelNotFound:  # its message lists the known names
         raise NotFound("model not found") from None
     if len(states) == 1:
-        with shown_reasons(request):
+        with hidden_reasons(request):
             raise_unless_serving(states[0])
     n_idle, n_processing = map(sum, zip(*map(slot_counts, states), strict=True)) if states else (0, 0)
-    counts = {"slots_idle": n_idle, "slots_processing": n_processing} if sees_reasons else {}
+    counts = {"slots_idle": n_idle, "slots_processing": n_processing} if may_see else {}
     if not fail_on_no_slot or n_idle or not n_processing:
         return json_reply({"status": "ok", **counts})
     error = {"code": _FULL_STATUS, "message": NO_SLOT, "type": "unavailable_error"}
@@ -69,13 +68,14 @@ async def root(request: Request) -> Response:
 @router.get("/livez")
 @describe("$Health")
 async def livez(request: Request) -> Response:
-    """Return 200 while the event loop runs and steps end; a failure deserves a restart. ``memory`` reports low memory,
-    which a restart would not help.
+    """Return 200 while the event loop runs and steps end. Restart the server if it fails.
+
+    ``memory`` reports low memory, which a restart does not fix.
     """
     if services(request).pool.hangs:
         raise Unavailable("a step hangs; only a restart ends it")
     body = {"status": "ok"}
-    if knows_all(request) and (short := services(request).memory.shortage):
+    if sees_reasons(request) and (short := services(request).memory.shortage):
         body["memory"] = short
     return json_reply(body)
 
@@ -83,33 +83,32 @@ async def livez(request: Request) -> Response:
 @router.get("/readyz")
 @describe("$Health", errors=(503,))
 async def readyz(request: Request) -> Response:
-    """Return 200 once no model that loads at start is still loading and one of them serves; failed ones are named.
+    """Return 200 unless a startup model is loading or all of them have failed; ``failed`` lists failed models.
 
-    A failed model takes the others' traffic away only if none is left. 503 as soon as the server is to stop, and while
-    its memory is short (``memory_reserve``).
+    Returns 503 otherwise, from the start of a shutdown, and while memory is low (``memory_reserve``).
     """
-    used = services(request)
-    if used.draining.is_set() or used.leaving.is_set():
+    app = services(request)
+    if app.draining.is_set() or app.leaving.is_set():
         raise ShuttingDown
-    with shown_reasons(request):
-        if used.memory.shortage:
-            raise Unavailable(used.memory.shortage)
-        failed = failed_models(used.pool.states())
-    return json_reply({"status": "ok", "failed": failed} if failed and knows_all(request) else {"status": "ok"})
+    with hidden_reasons(request):
+        if app.memory.shortage:
+            raise Unavailable(app.memory.shortage)
+        failed = failed_models(app.pool.states())
+    return json_reply({"status": "ok", "failed": failed} if failed and sees_reasons(request) else {"status": "ok"})
 
 
-def knows_all(request: Request) -> bool:
-    """Return whether the client may see names and reasons: it sent a key, or the server has none."""
+def sees_reasons(request: Request) -> bool:
+    """Return whether the client may see model names and error reasons: it sent a key, or the server has no keys."""
     return caller_of(request) is not None
 
 
 @contextlib.contextmanager
-def shown_reasons(request: Request) -> Iterator[None]:
-    """Replace errors by ones without model names, paths or reasons, unless the client may see these."""
+def hidden_reasons(request: Request) -> Iterator[None]:
+    """Replace errors by one without model names, paths and reasons, unless the client may see these."""
     try:
         yield
     except Unavailable as error:
-        if knows_all(request) or isinstance(error, ModelLoading):  # which names none
+        if sees_reasons(request) or isinstance(error, ModelLoading):  # its message names no model
             raise
         raise Unavailable(NOT_READY) from None
 
@@ -117,21 +116,21 @@ def shown_reasons(request: Request) -> Iterator[None]:
 def failed_models(states: list[ModelState]) -> dict[str, str]:
     """Return the reasons of failed models by id. Raises `Unavailable` while models load, or if none serves.
 
-    A model that only waits for room serves: a request unloads others for it, and without traffic none would leave.
+    A model that only waits for memory counts as serving: a request unloads other models for it.
     """
-    wanted = [s for s in states if s.spec.load == "startup"]
-    pending = [s.spec.id for s in wanted if is_pending(s)]
+    startup = [s for s in states if s.spec.load == "startup"]
+    pending = [s.spec.id for s in startup if is_pending(s)]
     if pending:
         raise Unavailable(f"Loading model: {', '.join(pending)}")
-    if wanted and all(s.failed and (s.failure != NO_ROOM or s.status is Status.LOADING) for s in wanted):
-        raise Unavailable("; ".join(_failure(state) for state in wanted))
-    return {s.spec.id: s.failure for s in wanted if s.failure}
+    if startup and all(s.failed and (s.failure != NO_ROOM or s.status is Status.LOADING) for s in startup):
+        raise Unavailable("; ".join(_failure(state) for state in startup))
+    return {s.spec.id: s.failure for s in startup if s.failure}
 
 
 def slot_counts(state: ModelState) -> tuple[int, int]:
-    """Return the idle and the busy slots of all instances of a model; none while it is not loaded.
+    """Return the numbers of idle and busy slots of a model, over all instances; (0, 0) while it is not loaded.
 
-    The slots of a sleeping model are idle, since a request wakes it. While a model is unloaded only busy slots count.
+    The slots of a sleeping model are idle, since a request wakes it. While a model unloads, only busy slots count.
     """
     if state.loaded is None:
         return (state.facts.n_slots if state.facts and state.status is Status.SLEEPING else 0), 0
@@ -141,7 +140,7 @@ def slot_counts(state: ModelState) -> tuple[int, int]:
 
 
 def raise_unless_serving(state: ModelState) -> None:
-    """Raise `ModelLoading` or `ModelFailed` for the only model."""
+    """Raise `ModelLoading`, `ModelFailed` or `Unavailable` unless the model serves."""
     if is_pending(state):
         raise ModelLoading
     if state.status is Status.FAILED:
@@ -151,10 +150,10 @@ def raise_unless_serving(state: ModelState) -> None:
 
 
 def _failure(state: ModelState) -> str:
-    what = "failed to load" if state.status is Status.FAILED else "has failed"
-    return f"model '{state.spec.id}' {what}: {state.failure}"
+    problem = "failed to load" if state.status is Status.FAILED else "has failed"
+    return f"model '{state.spec.id}' {problem}: {state.failure}"
 
 
 def is_pending(state: ModelState) -> bool:
-    """Return whether the model is being downloaded or loaded, or waits for that."""
+    """Return whether the model is downloading, loading, or queued for it."""
     return (state.status in (Status.DOWNLOADING, Status.LOADING) or state.queued) and not state.restarting

@@ -20,28 +20,28 @@ router = APIRouter(tags=["messages"])
 @router.post("/v1/messages")
 @computes("$AnthropicMessage", MessagesBody, HI, "$AnthropicEvent")
 async def post_messages(request: Request) -> Response:
-    """Return a message that answers a conversation, whole or as a stream of typed events."""
+    """Create a message that continues a conversation; with ``stream`` as typed events."""
     return await respond(request, MESSAGES, await _parsed(request))
 
 
 @router.post("/v1/messages/count_tokens")
 @computes("$InputTokens", MessagesBody, HI)
 async def post_count_tokens(request: Request) -> Response:
-    """Return how many tokens a body's prompt has, without generating."""
+    """Return the number of prompt tokens of a body without generating."""
     parsed = await _parsed(request, generate=False)
     return await compute(request, parsed, partial(count_message_tokens, parsed.conversation), parsed.media)
 
 
 async def _parsed(request: Request, *, generate: bool = True) -> MessagesRequest:
-    """Parse the body, and list the tools of the MCP servers that it names."""
+    """Parse the body. If it names MCP servers, list their tools first."""
     may_name_servers = services(request).mcp.is_for_requests
     parse = partial(parse_messages, cipher=services(request).reasoning, generate=generate)
 
-    def first(given: dict[str, Any]) -> MessagesRequest | dict[str, Any]:
-        return given if may_name_servers and given.get("mcp_servers") else parse(given)
+    def parse_without_mcp(body: dict[str, Any]) -> MessagesRequest | dict[str, Any]:
+        return body if may_name_servers and body.get("mcp_servers") else parse(body)
 
-    given = await read_as(request, first)
-    if isinstance(given, MessagesRequest):
-        return given
-    named = read_mcp(given, request.headers.get("anthropic-beta", ""))
-    return await read_with_servers(request, given, named, lambda body, mcp: parse(body, mcp=mcp))
+    body = await read_as(request, parse_without_mcp)
+    if isinstance(body, MessagesRequest):
+        return body
+    servers = read_mcp(body, request.headers.get("anthropic-beta", ""))
+    return await read_with_servers(request, body, servers, lambda body, mcp: parse(body, mcp=mcp))

@@ -1,4 +1,4 @@
-"""Prometheus' view of the server."""
+"""Prometheus metrics, and the usage of API keys."""
 
 import csv
 import io
@@ -20,20 +20,15 @@ router = APIRouter(tags=["monitoring"])
 async def metrics(request: Request, model: str = "") -> Response:
     """Return llama-server's metrics with a label ``model``, histograms, HTTP and process metrics.
 
-    With ``?model=`` those of one model without the label, as llama-server's router gives them; nothing is loaded.
+    With ``?model=`` the metrics of one model without the label, as llama-server's router. Loads no model.
     """
-    used = services(request)
-    if not used.options.metrics:
+    app = services(request)
+    if not app.options.metrics:
         raise NotSupported("This server does not support metrics endpoint. Start it with `--metrics`")
-    only = used.pool.state(model).spec.id if model else ""
-    body, content_type = used.metrics.render(request.headers.get("accept", ""), only)
-    return Response(
-        body,
-        headers={
-            "Content-Type": content_type,
-            "Process-Start-Time-Unix": str(int(used.metrics.started_at)),
-        },
-    )
+    only = app.pool.state(model).spec.id if model else ""
+    body, content_type = app.metrics.render(request.headers.get("accept", ""), only)
+    started_at = str(int(app.metrics.started_at))
+    return Response(body, headers={"Content-Type": content_type, "Process-Start-Time-Unix": started_at})
 
 
 COLUMNS = ("day", "key", "model", "requests", "prompt_tokens", "cached_tokens", "completion_tokens")
@@ -49,35 +44,35 @@ async def usage(
     model: str = "",
     form: Annotated[str, Query(alias="format")] = "json",
 ) -> Response:
-    """Return the usage of this key, or of all keys for the scope ``metrics`` and on a server without keys.
+    """Return the usage of this key, or of all keys with the scope ``metrics`` or if the server has no keys.
 
-    Days are in UTC, written ``YYYY-MM-DD``, from ``start`` (the first of this month) to ``end`` (today). ``key`` and
-    ``model`` select rows. ``format=csv`` returns a table.
+    Days are in UTC as ``YYYY-MM-DD``, from ``start`` (default: the first of this month) to ``end`` (default: today).
+    ``key`` and ``model`` select rows. ``format=csv`` returns CSV.
     """
     today = datetime.now(UTC).date()
     first, last = _day(start, "start", today.replace(day=1)), _day(end, "end", today)
     if form not in ("json", "csv"):
         raise invalid("format", "must be json or csv")
-    caller, used = caller_of(request), services(request)
+    caller, app = caller_of(request), services(request)
     name = (key or None) if caller is None or caller.sees_all else caller.name
-    usage = await used.usage.find(first.isoformat(), last.isoformat(), name, model or None)
-    rows = [(*names, *counts) for names, counts in usage.items()]
+    rows_by_names = await app.usage.find(first.isoformat(), last.isoformat(), name, model or None)
+    rows = [(*names, *counts) for names, counts in rows_by_names.items()]
     if form == "csv":
         text = io.StringIO()
         csv.writer(text).writerows([COLUMNS, *rows])
         return Response(text.getvalue(), media_type="text/csv")
-    found: dict[str, Any] = {"object": "list", "data": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}
+    report: dict[str, Any] = {"object": "list", "data": [dict(zip(COLUMNS, row, strict=True)) for row in rows]}
     if caller is not None and caller.name:
-        day, month = used.usage.spent(caller.name)
-        found["budget"] = {
+        day, month = app.usage.spent(caller.name)
+        report["budget"] = {
             "day": {"used": day, "limit": caller.tokens_per_day or None},
             "month": {"used": month, "limit": caller.tokens_per_month or None},
         }
-    return json_reply(found)
+    return json_reply(report)
 
 
-def _day(given: str, name: str, otherwise: date) -> date:
+def _day(text: str, name: str, default: date) -> date:
     try:
-        return date.fromisoformat(given) if given else otherwise
+        return date.fromisoformat(text) if text else default
     except ValueError:
         raise invalid(name, "must be a day such as 2026-11-24") from None

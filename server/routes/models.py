@@ -43,10 +43,10 @@ _STATUS_NAMES = {  # tools/server/server-models.h, server_model_status_to_string
 @router.get("/models")
 @describe("$Models", errors=(503,))
 async def list_models(request: Request, reload: str = "") -> Response:
-    """Return every configured model with its status; OpenAI's keys, Ollama's (as llama-server) and the router's in one.
+    """Return every configured model with its status: OpenAI's ``data`` with llama-server's router keys, and ``models``.
 
-    With ``?reload=1`` the cache, the folder, the preset and the YAML are read again before. Clients of Anthropic's API,
-    which name its version, get theirs, too.
+    ``?reload=1`` first reads the cache, the folder, the preset and the YAML again. Clients that send the header
+    ``anthropic-version`` get Anthropic's list.
     """
     if reload:
         try:
@@ -55,17 +55,17 @@ async def list_models(request: Request, reload: str = "") -> Response:
             raise Unavailable(f"no model was changed: {error.message}") from None
     pool = services(request).pool
     states = [state for state in pool.states() if not state.spec.hidden]
-    listed = [each for state in states for each in model_objects(state, pool, whole=sees_files(request))]
+    data = [each for state in states for each in model_objects(state, pool, with_files=sees_files(request))]
     if wants_anthropic(request):
-        return json_reply(anthropic_models(listed))
-    named = [ollama_object(state.spec.id, capabilities(state)) for state in states]
-    return json_reply({"models": named, "object": "list", "data": listed})
+        return json_reply(anthropic_models(data))
+    models = [ollama_object(state.spec.id, capabilities(state)) for state in states]
+    return json_reply({"models": models, "object": "list", "data": data})
 
 
 @router.get("/models/sse")
 @describe(stream="$ModelEvent")
 async def model_events(request: Request) -> Response:
-    """Stream status changes and load progress as they happen; llama-server's shapes. Ends when the server stops."""
+    """Stream status changes and load progress in llama-server's format until the server stops."""
     events = services(request).pool.subscribe()
     encoded = (wire.event(event_object(each)) async for each in events)
     return EventStream(request, encoded, on_close=events.close)
@@ -77,25 +77,25 @@ async def show_model(request: Request, model_id: str) -> Response:
     """Return one model by id or alias, or a LoRA adapter that was loaded at runtime. The id may contain slashes."""
     pool = services(request).pool
     states = pool.states()
-    for shown in (each for state in states for each in model_objects(state, pool, whole=sees_files(request))):
-        if model_id in shown["aliases"]:
-            return json_reply(anthropic_model(shown) if wants_anthropic(request) else shown)
+    for model in (each for state in states for each in model_objects(state, pool, with_files=sees_files(request))):
+        if model_id in model["aliases"]:
+            return json_reply(anthropic_model(model) if wants_anthropic(request) else model)
     raise ModelNotFound(model_id, [state.spec.id for state in states])
 
 
 @router.post("/models/load")
 @describe("$Success", example={"model": "demo"}, errors=(*READS, *FINDS))
 async def load_model(request: Request) -> Response:
-    """Begin to load a model. The body is ``{"model": id}``; the reply does not wait."""
-    await services(request).pool.load(await _named_model(request))
+    """Start loading a model. The body is ``{"model": id}``; the reply does not wait."""
+    await services(request).pool.load(await _model_of_body(request))
     return json_reply(SUCCESS)
 
 
 @router.post("/models/unload")
 @describe("$Success", example={"model": "demo"}, errors=(*READS, *FINDS))
 async def unload_model(request: Request) -> Response:
-    """Begin to unload a model, or stop its load. The body is ``{"model": id}``; the reply does not wait."""
-    await services(request).pool.unload(await _named_model(request))
+    """Start unloading a model, or stop its load. The body is ``{"model": id}``; the reply does not wait."""
+    await services(request).pool.unload(await _model_of_body(request))
     return json_reply(SUCCESS)
 
 
@@ -107,17 +107,18 @@ async def pin_model(request: Request) -> Response:
     pinned = body.get("pinned", True)
     if not isinstance(pinned, bool):
         raise invalid("pinned", "must be true or false")
-    services(request).pool.pin(model_named(request, body), pinned=pinned)
+    services(request).pool.pin(model_field(request, body), pinned=pinned)
     return json_reply(SUCCESS)
 
 
 @router.post("/models")
 @describe("$Success", example={"model": "ggml-org/tinygemma3-GGUF:Q8_0"}, errors=(*READS, *FINDS, 501))
 async def download_model(request: Request) -> Response:
-    """Begin to download a model into the hub's cache. The body is ``{"model": "owner/name[:quantization]"}``; the reply
-    does not wait.
+    """Start downloading a model into the hub's cache. The reply does not wait.
+
+    The body is ``{"model": "owner/name[:quantization]"}``.
     """
-    await services(request).pool.download(await _named_model(request))
+    await services(request).pool.download(await _model_of_body(request))
     return json_reply(SUCCESS)
 
 
@@ -125,16 +126,16 @@ async def download_model(request: Request) -> Response:
 @describe("$Success", errors=(400, *FINDS))
 async def remove_model(request: Request, model: str = "") -> Response:
     """Unload a model of the hub's cache, or stop its download, and delete its files."""
-    await services(request).pool.remove(model_named(request, {"model": model}))
+    await services(request).pool.remove(model_field(request, {"model": model}))
     return json_reply(SUCCESS)
 
 
-async def _named_model(request: Request) -> str:
-    return model_named(request, await read_json(request))
+async def _model_of_body(request: Request) -> str:
+    return model_field(request, await read_json(request))
 
 
-def model_named(request: Request, fields: Mapping[str, Any]) -> str:
-    """Return the model that a body or a query names, and note it for the audit log. Raises `InvalidRequest`."""
+def model_field(request: Request, fields: Mapping[str, Any]) -> str:
+    """Return ``model`` of a body or a query, and record it for the audit log. Raises `InvalidRequest`."""
     name = fields.get("model")
     if not isinstance(name, str) or not name:
         raise invalid("model", "must be a non-empty string")
@@ -143,7 +144,7 @@ def model_named(request: Request, fields: Mapping[str, Any]) -> str:
 
 
 def event_object(event: PoolEvent) -> dict[str, Any]:
-    """llama-server's event (README, GET /models/sse)."""
+    """Return an event in llama-server's format (tools/server/README.md, GET /models/sse)."""
     data: dict[str, Any]
     if isinstance(event, DownloadProgress):
         return {"model": event.model, "event": "download_progress", "data": {"progress": files_object(event.files)}}
@@ -165,66 +166,67 @@ def event_object(event: PoolEvent) -> dict[str, Any]:
 
 
 def files_object(files: Iterable[FileProgress]) -> dict[str, Any]:
-    """Return how far the files of a download are, by their addresses (server-models.cpp, update_download_progress)."""
+    """Return the progress of a download's files by URL (server-models.cpp, update_download_progress)."""
     return {file.url: {"done": file.done, "total": file.total} for file in files}
 
 
-def model_objects(state: ModelState, pool: Pool, *, whole: bool) -> list[dict[str, Any]]:
-    """Return the entries of ``data`` for a model: its own, and as in vLLM one for each LoRA adapter of the runtime."""
-    shown = model_object(state, whole=whole)
+def model_objects(state: ModelState, pool: Pool, *, with_files: bool) -> list[dict[str, Any]]:
+    """Return a model's entries of ``data``: its own, and as in vLLM one for each LoRA adapter loaded at runtime."""
+    model = model_object(state, with_files=with_files)
     adapters = [adapter for adapter in state.adapters if pool.names_adapter(adapter.name)]
-    roots = [adapter.path if whole else PurePath(adapter.path).name for adapter in adapters]
-    return [shown] + [
-        {**shown, "id": each.name, "aliases": [each.name], "root": root, "parent": state.spec.id, "can_remove": False}
+    roots = [adapter.path if with_files else PurePath(adapter.path).name for adapter in adapters]
+    return [model] + [
+        {**model, "id": each.name, "aliases": [each.name], "root": root, "parent": state.spec.id, "can_remove": False}
         for each, root in zip(adapters, roots, strict=True)
     ]
 
 
-def model_object(state: ModelState, *, whole: bool = False) -> dict[str, Any]:
-    """Return one entry of ``data`` (llama-server's get_res_model_info and get_router_models)."""
+def model_object(state: ModelState, *, with_files: bool = False) -> dict[str, Any]:
+    """Return one entry of ``data`` (server-context.cpp, get_res_model_info; server-models.cpp, get_router_models)."""
     spec = state.spec
     media = [kind for kind in ("image", "audio") if kind in state.media]
-    shown: dict[str, Any] = {
+    model: dict[str, Any] = {
         "id": spec.id,
-        "aliases": [spec.id, *spec.aliases],  # llama-server's has the id, which is an alias there, too
+        "aliases": [spec.id, *spec.aliases],  # as in llama-server the id is an alias
         "tags": list(spec.tags),
         "object": "model",
         "created": int(state.facts.loaded_at if state.facts else time.time()),
         "owned_by": "llamacpp",
-        "status": status_object(state, whole=whole),
+        "status": status_object(state, with_files=with_files),
         "architecture": {"input_modalities": ["text", *media], "output_modalities": ["text"]},
         "source": spec.origin,
         "can_remove": spec.origin == "cache",
     }
     if state.pinned:
-        shown["pinned"] = True
+        model["pinned"] = True
     if state.downloads:
-        shown["progress"] = files_object(state.downloads)
+        model["progress"] = files_object(state.downloads)
     if state.facts is not None:
-        shown["meta"] = meta_object(state.facts.info) | {"n_ctx": state.facts.n_ctx_seq}
-        shown["meta"]["memory"] = memory_object(state.facts)
-    return shown
+        model["meta"] = meta_object(state.facts.info) | {"n_ctx": state.facts.n_ctx_seq}
+        model["meta"]["memory"] = memory_object(state.facts)
+    return model
 
 
-def status_object(state: ModelState, *, whole: bool) -> dict[str, Any]:
-    """Return the router's ``status``; ``args`` would serve the model alone. They and the preset contain file names,
-    shown only if `whole`.
+def status_object(state: ModelState, *, with_files: bool) -> dict[str, Any]:
+    """Return the router's ``status``. ``args`` are the flags that serve this model alone.
+
+    ``args`` and the preset contain file names, so they need `with_files`.
     """
-    shown: dict[str, Any] = {
+    status: dict[str, Any] = {
         "value": _STATUS_NAMES.get(state.status, state.status.value),
-        "args": list(state.spec.args) if whole else [],
+        "args": list(state.spec.args) if with_files else [],
     }
-    if state.spec.preset and whole:
-        shown["preset"] = state.spec.preset
+    if state.spec.preset and with_files:
+        status["preset"] = state.spec.preset
     if state.status is Status.FAILED:
-        shown |= {"failed": True, "exit_code": 1, "reason": state.failure}
+        status |= {"failed": True, "exit_code": 1, "reason": state.failure}
     elif state.status is Status.LOADING:
-        shown["progress"] = progress_object(state.progress)
-    return shown
+        status["progress"] = progress_object(state.progress)
+    return status
 
 
 def progress_object(value: float) -> dict[str, Any]:
-    """Return how far a load is: 0..1 of its only stage."""
+    """Return the progress of a load, 0 to 1, as llama-server's only stage."""
     return {"stages": ["text_model"], "current": "text_model", "value": value}
 
 
@@ -234,25 +236,25 @@ def meta_object(info: ModelInfo) -> dict[str, Any]:
 
 
 def memory_object(facts: ModelFacts) -> dict[str, Any]:
-    """Return the model's memory in bytes by device, and what was chosen to fit it. Not in llama-server."""
-    shown = ("weights", "context", "compute")
-    devices = {name: {key: getattr(taken, key) for key in shown} for name, taken in facts.footprint.items()}
+    """Return the model's memory in bytes by device, and notes about how it was fitted. Not in llama-server."""
+    parts = ("weights", "context", "compute")
+    devices = {name: {part: getattr(used, part) for part in parts} for name, used in facts.footprint.items()}
     return {"devices": devices, "notes": list(facts.fit.notes) if facts.fit else []}
 
 
 def capabilities(state: ModelState) -> list[str]:
-    """Return the model's capabilities in Ollama's words; llama-server reports completion for every model."""
+    """Return the model's capabilities with Ollama's names. llama-server reports completion for every model."""
     embedder = state.loaded.embedding if state.loaded else None
     ranks = embedder.info.pooling is Pooling.RANK if embedder else state.spec.configured_for("rerank")
-    vectors = ["rerank" if ranks else "embedding"] * state.embeds
-    return ["completion"] * state.generates + ["multimodal"] * bool(state.media) + vectors
+    embeds = ["rerank" if ranks else "embedding"] * state.embeds
+    return ["completion"] * state.generates + ["multimodal"] * bool(state.media) + embeds
 
 
-def ollama_object(model_id: str, can: list[str]) -> dict[str, Any]:
+def ollama_object(model_id: str, capabilities: list[str]) -> dict[str, Any]:
     """Return one entry of ``models``, with llama-server's constants."""
     details = {"parent_model": "", "format": "gguf", "family": "", "families": [""]}
     return {
         **{"name": model_id, "model": model_id, "modified_at": "", "size": "", "digest": "", "type": "model"},
-        **{"description": "", "tags": [""], "capabilities": can, "parameters": ""},
+        **{"description": "", "tags": [""], "capabilities": capabilities, "parameters": ""},
         "details": details | {"parameter_size": "", "quantization_level": ""},
     }

@@ -1,4 +1,4 @@
-"""Ollama's API (github.com/ollama/ollama, docs/api.md). Operations that need Ollama's own model store are refused."""
+"""Ollama's API (github.com/ollama/ollama, docs/api.md). Operations on Ollama's own model store return 501."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -31,17 +31,17 @@ from server.transport.sse import NDJSON_TYPE, EventStream, while_connected, writ
 
 R = TypeVar("R", OllamaRequest, VectorRequest)
 router = APIRouter(prefix="/api", tags=["ollama"])
-_PULLED = {"model": "demo", "stream?": False}
-_FEW = {"options": {"num_predict": 16}, "stream": False}
+_PULL = {"model": "demo", "stream?": False}
+_SHORT_REPLY = {"options": {"num_predict": 16}, "stream": False}
 
 VERSION = "0.24.0"
-"""The Ollama version whose API this is; clients check it before using new features."""
+"""The Ollama version whose API this module implements. Clients check it before they use new features."""
 
 
 @router.get("/version")
 @describe("$OllamaVersion")
 async def version() -> Response:
-    """Return the version of Ollama whose API is spoken."""
+    """Return the version of Ollama whose API the server implements."""
     return json_reply({"version": VERSION})
 
 
@@ -56,86 +56,88 @@ async def list_tags(request: Request) -> Response:
 @router.get("/ps")
 @describe("$OllamaPs")
 async def list_running(request: Request) -> Response:
-    """Return the models in memory, and until when they stay."""
+    """Return the loaded models, and when they expire."""
     return json_reply(running(services(request).pool.states()))
 
 
 @router.post("/show")
 @describe("$OllamaShown", example={"model": "demo"}, errors=(*READS, 404))
 async def show(request: Request) -> Response:
-    """Return a model's template, parameters and facts from its file, without loading it."""
-    given = await read_json(request)
-    return json_reply(shown(await services(request).pool.describe(_model(given))))
+    """Return a model's template, parameters and file metadata without loading it."""
+    name = _model(await read_json(request))
+    return json_reply(shown(await services(request).pool.describe(name)))
 
 
 @router.post("/chat")
-@computes("$OllamaAnswer", OllamaChatBody, {"messages": HI["messages"], **_FEW}, "$OllamaAnswer", NDJSON_TYPE)
+@computes("$OllamaAnswer", OllamaChatBody, {"messages": HI["messages"], **_SHORT_REPLY}, "$OllamaAnswer", NDJSON_TYPE)
 async def post_chat(request: Request) -> Response:
-    """Return a message that answers a conversation: lines of JSON as it is written, or one object with ``"stream":
-    false``. Without messages the model is only loaded, or freed with ``"keep_alive": 0``.
+    """Create a message that continues a conversation: JSON lines, or one object with ``"stream": false``.
+
+    Without messages the model is only loaded, or unloaded with ``"keep_alive": 0``.
     """
     return await _answer(request, OLLAMA_CHAT)
 
 
 @router.post("/generate")
-@computes("$OllamaText", OllamaGenerateBody, {"prompt": "Hi", **_FEW}, "$OllamaText", NDJSON_TYPE)
+@computes("$OllamaText", OllamaGenerateBody, {"prompt": "Hi", **_SHORT_REPLY}, "$OllamaText", NDJSON_TYPE)
 async def post_generate(request: Request) -> Response:
     """Generate from a prompt: a user message, a raw prompt (``raw``), or a prefix with a ``suffix``."""
     return await _answer(request, OLLAMA_GENERATE)
 
 
 async def _answer(request: Request, dialect: Dialect[OllamaRequest]) -> Response:
-    parsed = _kept_alive(request, await read_as(request, dialect.parse))
-    if parsed.loads:
-        stays = await stay(request, parsed.model, parsed.keep_alive_s)
-        return json_reply(parsed.reply.nothing("load" if stays else "unload"), headers=as_header(parsed.warnings))
+    parsed = _check_keep_alive(request, await read_as(request, dialect.parse))
+    if parsed.only_loads:
+        is_kept = await keep_loaded(request, parsed.model, parsed.keep_alive_s)
+        return json_reply(parsed.reply.empty("load" if is_kept else "unload"), headers=as_header(parsed.warnings))
     return await respond(request, dialect, parsed)
 
 
 @router.post("/embed")
 @computes("$OllamaVectors", EmbedBody, {"input": ["Hi", "Hello"]})
 async def post_embed(request: Request) -> Response:
-    """Return vectors of length 1, one for each text."""
+    """Create a normalized embedding of each text."""
     return await _embed(request, await read_as(request, read_embed))
 
 
 @router.post("/embeddings")
 @computes("$OllamaVector", OldEmbedBody, {"prompt": "Hi"})
 async def post_embeddings(request: Request) -> Response:
-    """Return the embedding of one text; superseded by `/api/embed`."""
+    """Create the embedding of one text. Superseded by `/api/embed`."""
     return await _embed(request, await read_as(request, read_old_embed))
 
 
 async def _embed(request: Request, parsed: VectorRequest) -> Response:
-    parsed = _kept_alive(request, parsed)
+    parsed = _check_keep_alive(request, parsed)
     if parsed.empty:
-        await stay(request, parsed.model, parsed.keep_alive_s, "embed")
+        await keep_loaded(request, parsed.model, parsed.keep_alive_s, "embed")
         return Response(parsed.empty, headers=as_header(parsed.warnings), media_type=JSON_TYPE)
     return await embed(request, parsed)
 
 
 @router.post("/pull")
-@describe("$OllamaPulled", None, _PULLED, "$OllamaPulled", NDJSON_TYPE, errors=(*READS, *FINDS, 501))
+@describe("$OllamaPulled", None, _PULL, "$OllamaPulled", NDJSON_TYPE, errors=(*READS, *FINDS, 501))
 async def pull(request: Request) -> Response:
-    """Download ``owner/name[:quantization]``: lines of progress, or the last one with ``"stream": false``. Updates an
-    existing model if its hub is reachable. Follows a running download; a download started here stops when its client
-    disconnects and resumes at the next pull.
+    """Download ``owner/name[:quantization]``: lines of progress, or the last line with ``"stream": false``.
+
+    Updates an existing model if its hub is reachable, and follows a running download. A download started by this
+    request stops when its client disconnects, and resumes at the next pull.
     """
-    given = await read_json(request)
-    streams = given.get("stream")
+    body = await read_json(request)
+    streams = body.get("stream")
     if not isinstance(streams, bool | None):
         raise invalid("stream", "must be a boolean")
-    name = _model(given)
+    name = _model(body)
     if name is None:
         raise invalid("model", "is required")
     pool = services(request).pool
     events = pool.subscribe()
     try:
-        model, begins = await while_connected(request, _followed(pool, name))
+        model, is_new = await while_connected(request, _find_or_start(pool, name))
     except BaseException:
         events.close()
         raise
-    lines = _pulled(pool, model, events, begins=begins)
+    lines = _progress(pool, model, events, is_new=is_new)
     if streams is not False:
         encoded = written(lines, lambda line: orjson.dumps(line) + b"\n")
         return EventStream(request, encoded, on_close=events.close, ping_s=0, media_type=NDJSON_TYPE)
@@ -146,11 +148,11 @@ async def pull(request: Request) -> Response:
     return json_reply(last)
 
 
-async def _followed(pool: Pool, name: str) -> tuple[str, bool]:
-    """Return the model whose download a pull follows, "" if its files are there, and whether the pull has begun it.
+async def _find_or_start(pool: Pool, name: str) -> tuple[str, bool]:
+    """Return the model whose download a pull follows, and whether the pull started it. "": all its files exist.
 
-    A repository's name that means one of several models of the cache begins the download of its default. Where nothing
-    can be downloaded, or not for this key, the models that serve that name are enough.
+    The name of a repository with several models in the cache starts the download of its default model. If the download
+    is impossible or this key may not start it, an existing model with that name is enough.
     """
     repository = hub_name(name)
     names = {name, name.removesuffix(LATEST), repository}
@@ -166,8 +168,9 @@ async def _followed(pool: Pool, name: str) -> tuple[str, bool]:
     return repository, True
 
 
-async def _pulled(pool: Pool, model: str, events: Subscription, *, begins: bool) -> AsyncGenerator[Json, None]:
-    if not model:  # its files are there
+async def _progress(pool: Pool, model: str, events: Subscription, *, is_new: bool) -> AsyncGenerator[Json, None]:
+    """Yield the lines of a pull. Stop a download that the pull started if its client disconnects."""
+    if not model:  # all files exist
         yield SUCCESS
         return
     line: Json = {}
@@ -175,8 +178,8 @@ async def _pulled(pool: Pool, model: str, events: Subscription, *, begins: bool)
         async for line in pull_lines(model, events):
             yield line
     finally:
-        if begins and line != SUCCESS and "error" not in line:
-            with suppress(LlamapoolError):  # it may have ended meanwhile
+        if is_new and line != SUCCESS and "error" not in line:
+            with suppress(LlamapoolError):  # the download may have ended meanwhile
                 await pool.unload(model)
 
 
@@ -201,32 +204,34 @@ async def delete(request: Request) -> Response:
 @router.post("/copy")
 @describe(status=None, errors=(501,))
 async def manage(request: Request) -> Response:
-    """Answer 501, as models are files of a hub or of the configuration, not layers of Ollama's own store."""
-    raise _only_ollamas(target_of(request).path.rpartition("/")[2])
+    """Reply with 501, because models are files of a hub or of the configuration, not layers of Ollama's store."""
+    raise _not_supported(target_of(request).path.rpartition("/")[2])
 
 
 @router.post("/blobs/{digest}")
 @router.get("/blobs/{digest}")
 @describe(status=None, errors=(501,))
 async def blobs(digest: str) -> Response:
-    """Answer 501, as for what would be made of them."""
-    raise _only_ollamas(f"blobs/{short(digest)}")
+    """Reply with 501, as for `/api/create`, which uses blobs."""
+    raise _not_supported(f"blobs/{short(digest)}")
 
 
-def _only_ollamas(what: str) -> NotSupported:
-    return NotSupported(f"{what}: this server's models are files of a hub or of its configuration; change them there")
+def _not_supported(operation: str) -> NotSupported:
+    return NotSupported(
+        f"{operation}: this server's models are files of a hub or of its configuration; change them there"
+    )
 
 
-def _kept_alive(request: Request, parsed: R) -> R:
-    """Return a request without ``keep_alive``, which frees models, if its key may not load and unload them."""
+def _check_keep_alive(request: Request, parsed: R) -> R:
+    """Remove ``keep_alive``, which can unload a model, from a request whose key may not load and unload models."""
     if parsed.keep_alive_s is None or sees_files(request):
         return parsed
     ignored = "keep_alive: needs a key that may load and unload models"
     return replace(parsed, keep_alive_s=None, warnings=[*parsed.warnings, ignored])
 
 
-async def stay(request: Request, model: str | None, keep_alive_s: float | None, task: Task = "generate") -> bool:
-    """Load the model for nothing but `keep_alive_s`; with 0 free it as soon as it is idle. Returns whether it stays."""
+async def keep_loaded(request: Request, model: str | None, keep_alive_s: float | None, task: Task = "generate") -> bool:
+    """Load the model and keep it for `keep_alive_s`, or unload it when idle if that is 0. Return whether it is kept."""
     pool = services(request).pool
     if keep_alive_s == 0 and pool.state(model, task).status is not Status.READY:
         return False
@@ -235,6 +240,6 @@ async def stay(request: Request, model: str | None, keep_alive_s: float | None, 
     return keep_alive_s != 0
 
 
-def _model(given: Json) -> str | None:
-    """Return the name in a body, which older clients call ``name``."""
-    return model_name(given) or model_name(given, "name")
+def _model(body: Json) -> str | None:
+    """Return ``model`` of a body, or ``name``, its name in older clients."""
+    return model_name(body) or model_name(body, "name")

@@ -1,5 +1,6 @@
-"""Properties of a model and of the server (tools/server/server-context.cpp, get_res_props; server-models.cpp for
-several models).
+"""Properties of a model or of the server, and LoRA adapters.
+
+Source: tools/server/server-context.cpp, get_res_props; server-models.cpp for several models.
 """
 
 import asyncio
@@ -37,54 +38,56 @@ _CAPS = (  # llama.cpp's (common/jinja/caps.cpp, to_map)
 @router.get("/props")
 @describe("$Props", errors=(400, *FINDS), loads=True)
 async def props(request: Request, model: str = "") -> Response:
-    """Return a model's properties. A sleeping model is not woken; an unloaded one is loaded unless ``autoload`` is off.
-    With several models and none named: the server's own.
+    """Return the properties of a model, or with several models and without ``model`` those of the server.
+
+    A sleeping model is not woken. An unloaded model is loaded unless ``autoload`` is off.
     """
-    used = services(request)
-    states = used.pool.states()
+    app = services(request)
+    states = app.pool.states()
     if not model and len(states) > 1 and sum(state.spec.configured_for("generate") for state in states) != 1:
-        named = {"model_alias": "llamapool", "model_path": "none", "build_info": FINGERPRINT}
-        ui = {"ui_settings": used.options.ui_config, "cors_proxy_enabled": used.options.proxy}
+        names = {"model_alias": "llamapool", "model_path": "none", "build_info": FINGERPRINT}
+        ui = {"ui_settings": app.options.ui_config, "cors_proxy_enabled": app.options.proxy}
         settings = {"default_generation_settings": {"params": None, "n_ctx": 0}}
-        return json_reply(router_props(used) | named | settings | ui)
+        return json_reply(router_props(app) | names | settings | ui)
     state, facts = await facts_of(request, model or None)
-    shown = model_props(state, facts, used.options)
+    of_model = model_props(state, facts, app.options)
     if not sees_files(request):
-        shown["model_path"] = state.spec.path.name
-    return json_reply(shown if model or len(states) == 1 else router_props(used) | shown)
+        of_model["model_path"] = state.spec.path.name
+    return json_reply(of_model if model or len(states) == 1 else router_props(app) | of_model)
 
 
 @router.post("/props")
 @describe("$Success", example={}, errors=(*READS, 404, 501))
 async def change_props(request: Request) -> Response:
-    """Return success if started with ``--props``. As in llama-server no property can be changed; an attempt is refused
-    with its name, where llama-server reports success.
+    """Return success if the server was started with ``--props``. As in llama-server no property can be changed.
+
+    An attempt is an error that names the property, where llama-server reports success.
     """
-    used = services(request)
-    if not used.options.props:
+    app = services(request)
+    if not app.options.props:
         raise NotSupported("This server does not support changing global properties. Start it with `--props`")
-    wanted = await read_json(request, optional=True)
-    if name := model_name(wanted):
-        used.pool.resolve(name)
-    for field in (name for name in wanted if name != "model"):
+    body = await read_json(request, optional=True)
+    if name := model_name(body):
+        app.pool.resolve(name)
+    for field in (name for name in body if name != "model"):
         raise invalid(short(field), "is not a property that can be changed")
     return json_reply({"success": True})
 
 
-def router_props(used: Services) -> dict[str, Any]:
+def router_props(app: Services) -> dict[str, Any]:
     """Return the properties of a server with several models, as llama-server's router."""
-    limits = used.pool.limits
-    shown = {"role": "router", "max_instances": limits.models_max, "models_autoload": limits.autoload}
-    return shown | {"memory_budget": dict(used.pool.budget)}
+    limits = app.pool.limits
+    router = {"role": "router", "max_instances": limits.models_max, "models_autoload": limits.autoload}
+    return router | {"memory_budget": dict(app.pool.budget)}
 
 
 def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> dict[str, Any]:
-    """Return one model, the reference's keys in its order."""
+    """Return the properties of one model, with llama-server's keys in its order."""
     spec, info, template = state.spec, facts.info, facts.template
     caps = {f"supports_{name}": bool(getattr(template.capabilities, name)) for name in _CAPS}
     caps |= {"supports_system_role": template.capabilities.system, "supports_thinking": template.supports_thinking}
     defaults = EngineRequest(id="", prompt=[], sampling=spec.sampling, max_tokens=spec.n_predict)
-    shown: dict[str, Any] = {
+    properties: dict[str, Any] = {
         "default_generation_settings": {
             "params": generation_settings(defaults, spec.engine.asked_spec_type),
             "n_ctx": facts.n_ctx_seq,
@@ -114,8 +117,8 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
         "memory": memory_object(facts),
     }
     if info.chat_template_tool_use:
-        shown["chat_template_tool_use"] = info.chat_template_tool_use
-    return shown
+        properties["chat_template_tool_use"] = info.chat_template_tool_use
+    return properties
 
 
 @router.get("/lora-adapters")
@@ -123,17 +126,17 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
 async def adapters(request: Request, model: str = "") -> Response:
     """Return the loaded adapters with their scales. Loads or wakes the model unless ``autoload`` is off."""
     with await lease_for(request, model or None) as lease:
-        shown = adapter_objects(lease.model.engine.adapters, lease.model.vocab)
+        loaded = adapter_objects(lease.model.engine.adapters, lease.model.vocab)
     if not sees_files(request):
-        for adapter in shown:
+        for adapter in loaded:
             adapter["path"] = PurePath(adapter["path"]).name
-    return json_reply(shown)
+    return json_reply(loaded)
 
 
 @router.post("/lora-adapters")
 @computes("$Success", example=[{"id": 0, "scale": 1.0}])
 async def set_adapters(request: Request, model: str = "") -> Response:
-    """Set default scales for new requests; adapters that are not listed are disabled."""
+    """Set the default scales for new requests. Adapters that are not listed are disabled."""
     body = await read_array(request)
     with await lease_for(request, model or None) as lease:
         engine = lease.model.engine
@@ -149,7 +152,7 @@ def _adapter_folder(request: Request) -> Path:
 
 
 async def _change_adapters(request: Request, model: str, change: Callable[[Generator], Awaitable[object]]) -> None:
-    """Do `change` to its end, also when the client leaves meanwhile."""
+    """Run `change` with the model's engine to its end, even if the client disconnects."""
     pool = services(request).pool
     lease = await lease_for(request, model or None)
 
@@ -164,16 +167,16 @@ async def _change_adapters(request: Request, model: str, change: Callable[[Gener
 @router.post("/v1/load_lora_adapter")
 @computes(media=TEXT, body=LoadAdapter, example={"lora_name": "formal", "lora_path": "formal.gguf"})
 async def load_adapter(request: Request, model: str = "") -> Response:
-    """Load a LoRA adapter from the folder of ``--lora-dir`` with scale 0, as vLLM. Its id is in ``/lora-adapters``."""
+    """Load a LoRA adapter from the folder of ``--lora-dir`` with scale 0, as vLLM. ``/lora-adapters`` has its id."""
     folder = _adapter_folder(request)
-    wanted = parse(LoadAdapter, await read_json(request))
+    body = parse(LoadAdapter, await read_json(request))
 
     async def load(engine: Generator) -> None:
-        path = await asyncio.to_thread(adapter_file, folder, wanted)
-        await engine.load_adapter(wanted.lora_name, path, wanted.load_inplace)
+        path = await asyncio.to_thread(adapter_file, folder, body)
+        await engine.load_adapter(body.lora_name, path, body.load_inplace)
 
-    await _change_adapters(request, model or wanted.model, load)
-    return Response(f"Success: LoRA adapter '{wanted.lora_name}' added successfully.", media_type=TEXT)
+    await _change_adapters(request, model or body.model, load)
+    return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type=TEXT)
 
 
 @router.post("/v1/unload_lora_adapter")
@@ -181,8 +184,8 @@ async def load_adapter(request: Request, model: str = "") -> Response:
 async def unload_adapter(request: Request, model: str = "") -> Response:
     """Unload a LoRA adapter that was loaded at runtime, as vLLM. Waits for running requests that use it."""
     _adapter_folder(request)
-    wanted = parse(UnloadAdapter, await read_json(request))
-    if not wanted.lora_name:
+    body = parse(UnloadAdapter, await read_json(request))
+    if not body.lora_name:
         raise InvalidRequest("'lora_name' needs to be provided to unload a LoRA adapter.", "lora_name")
-    await _change_adapters(request, model or wanted.model, lambda engine: engine.unload_adapter(wanted.lora_name))
-    return Response(f"Success: LoRA adapter '{wanted.lora_name}' removed successfully.", media_type=TEXT)
+    await _change_adapters(request, model or body.model, lambda engine: engine.unload_adapter(body.lora_name))
+    return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type=TEXT)

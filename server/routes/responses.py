@@ -1,4 +1,4 @@
-"""``POST /v1/responses``, its ``/input_tokens``, and the responses that are stored."""
+"""``/v1/responses`` (OpenAI): create over HTTP or WebSocket, count, compact, and stored responses."""
 
 import asyncio
 from dataclasses import replace
@@ -28,9 +28,9 @@ router = APIRouter(tags=["responses"])
 @router.post("/responses")
 @computes("$OpenAIResponse", ResponsesBody, {"input": "Hi", "max_output_tokens": 16}, "$ResponseEvent")
 async def create_response(request: Request) -> Response:
-    """OpenAI Responses, with llama.cpp's fields."""
+    """Create a response in OpenAI's format, with llama.cpp's sampling fields."""
     parsed = await read_response(request)
-    parsed.approved_calls()  # one that can't be made is an error before anything starts
+    parsed.approved_calls()  # an impossible call is an error before the reply starts
     parsed = replace(parsed, response_id=new_response_id(), store=store_of(request, parsed))
     if parsed.options.background:
         return await background.start(request, parsed)
@@ -40,13 +40,13 @@ async def create_response(request: Request) -> Response:
 @router.websocket("/v1/responses")
 @router.websocket("/responses")
 async def response_socket(socket: WebSocket) -> None:
-    """Answer each message that requests a response, as POST to the same path does."""
-    used: Services = socket.app.state.services
+    """Create a response for each message, as POST to the same path."""
+    app: Services = socket.app.state.services
     task = asyncio.current_task()
     assert task is not None
-    used.sockets.add(task)
-    task.add_done_callback(used.sockets.discard)
-    await EventSocket(socket, used.draining).serve()
+    app.sockets.add(task)
+    task.add_done_callback(app.sockets.discard)
+    await EventSocket(socket, app.draining).serve()
 
 
 @router.post("/v1/responses/input_tokens")
@@ -62,7 +62,7 @@ async def count_input_tokens(request: Request) -> Response:
 @router.post("/responses/compact")
 @computes("$CompactedResponse", ResponsesBody, {"input": "Hi"})
 async def compact_response(request: Request) -> Response:
-    """Return a conversation as one opaque item, which later requests send in its place."""
+    """Summarize a conversation as one opaque item, which later requests send instead of it."""
     parsed = await read_response(request, compaction_body)
     exchange = Exchange(request, RESPONSES, parsed)
     response = await exchange.collect()
@@ -74,8 +74,10 @@ async def compact_response(request: Request) -> Response:
 @router.get("/responses/{response_id}")
 @describe("$OpenAIResponse", errors=(404,))
 async def get_response(request: Request, response_id: str) -> Response:
-    """Return a stored response of this client; with ``stream``, the events of a background response after
-    ``starting_after``, and those that follow while it is generated."""
+    """Return a stored response of this client.
+
+    With ``stream`` return the events of a background response after ``starting_after``, until it ends.
+    """
     if request.query_params.get("stream", "false").lower() in ("false", "0", ""):
         return await object_reply(request, await stored_response(request, response_id))
     return await background.replay(request, response_id, whole_number(request, "starting_after", -1))
@@ -85,7 +87,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 @router.delete("/responses/{response_id}")
 @describe("$Deleted", errors=(404,))
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Delete a stored response of this client. Responses that continue it stay usable."""
+    """Delete a stored response of this client. Responses that continue it are kept."""
     await background.cancel(request, response_id)
     await remove_object(request, "response", response_id)
     return json_reply({"id": response_id, "object": "response", "deleted": True})
@@ -95,7 +97,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 @router.post("/responses/{response_id}/cancel")
 @describe("$OpenAIResponse", errors=(400, 404))
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Cancel a background response. One that has ended stays as it is."""
+    """Cancel a background response. A response that has ended is not changed."""
     response = await find_object(request, "response", response_id)
     if not response["background"]:
         raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
@@ -108,6 +110,6 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 @router.get("/responses/{response_id}/input_items")
 @describe("$ObjectList", errors=(400, 404))
 async def list_input_items(request: Request, response_id: str) -> Response:
-    """List the items of a response's own input, without those of the responses that it continues."""
+    """List the input items of a response, without those of the responses that it continues."""
     await find_object(request, "response", response_id)
     return await list_items(request, response_id, is_output=False)

@@ -1,4 +1,4 @@
-"""What every slot does, as llama-server shows it (tools/server/server-context.cpp, server_slot::to_json)."""
+"""``/slots`` in llama-server's format (tools/server/server-context.cpp, server_slot::to_json), ``/cache``."""
 
 import asyncio
 import re
@@ -42,33 +42,33 @@ router = APIRouter(tags=["monitoring"])
 @router.get("/slots")
 @describe(["$Slot"], errors=(400, *FINDS, 501))
 async def slots(request: Request, model: str = "", fail_on_no_slot: str = "") -> Response:
-    """Return one entry per slot. Never loads or wakes a model: a sleeping one shows its slots idle.
+    """Return one entry per slot. Loads or wakes no model: the slots of a sleeping model are idle.
 
-    Counts and parameters are those of the client's own requests, or of all with the scope ``metrics``. With
-    ``fail_on_no_slot`` 503 when every slot is busy.
+    Only slots with the client's own requests have counts and parameters; all slots with the scope ``metrics``. With
+    ``fail_on_no_slot`` 503 if every slot is busy.
     """
-    used = services(request)
-    if not used.options.slots:
+    app = services(request)
+    if not app.options.slots:
         raise NotSupported("This server does not support slots endpoint. Start it with `--slots`")
-    state = used.pool.state(model or None)
-    found = slots_of(state)
-    if fail_on_no_slot and all(slot.is_processing for slot in found):
+    state = app.pool.state(model or None)
+    snapshots = slots_of(state)
+    if fail_on_no_slot and all(slot.is_processing for slot in snapshots):
         raise Unavailable(NO_SLOT)
-    wanted = state.spec.chat.reasoning_format
-    shown_format = "deepseek" if wanted == "auto" else wanted  # what a request gets that asks for none
+    configured = state.spec.chat.reasoning_format
+    reasoning_format = "deepseek" if configured == "auto" else configured  # the default of requests
     caller, owner = caller_of(request), cache_owner(request)
     sees_all = caller is not None and caller.sees_all
-    shown = [
+    visible = [
         slot
         if sees_all or scope_owner(slot.scope) in ("", owner)
-        else SlotSnapshot(slot.id, slot.n_ctx, slot.is_processing, spec_type=slot.spec_type)  # as if unused, or busy
-        for slot in found
+        else SlotSnapshot(slot.id, slot.n_ctx, slot.is_processing, spec_type=slot.spec_type)
+        for slot in snapshots
     ]
-    return json_reply([slot_object(slot, shown_format) for slot in shown])
+    return json_reply([slot_object(slot, reasoning_format) for slot in visible])
 
 
 def slots_of(state: ModelState) -> list[SlotSnapshot]:
-    """Return the model's slots. Raises `ModelLoading`, or `InvalidRequest` when the model is not loaded."""
+    """Return the model's slots. Raises `ModelLoading`, or `InvalidRequest` if the model is not loaded."""
     if state.loaded is not None:
         return state.loaded.slots()
     if state.facts is not None:
@@ -80,22 +80,22 @@ def slots_of(state: ModelState) -> list[SlotSnapshot]:
 
 
 def slot_object(slot: SlotSnapshot, reasoning_format: str) -> dict[str, Any]:
-    """Return one slot; ``id_task`` counts the requests of this slot. Prompts and replies are not shown.
+    """Return one slot without prompts and replies. ``id_task`` counts the requests of this slot.
 
-    An idle slot keeps the parameters of its last request, but none of its counts.
+    An idle slot has the parameters of its last request, but not its counts.
     """
-    shown: dict[str, Any] = {
+    state: dict[str, Any] = {
         "id": slot.id,
         "n_ctx": slot.n_ctx,
         "speculative": slot.spec_type != "none",
         "is_processing": slot.is_processing,
     }
     if slot.request is None:
-        return shown
+        return state
     request, choice, busy = slot.request, slot.choice, slot.is_processing
     n_cached, n_decoded = (choice.n_cached, choice.n_predicted) if choice is not None and busy else (0, 0)
     n_remain = max(request.max_tokens - n_decoded, 0) if busy and request.max_tokens >= 0 else -1
-    return shown | {
+    return state | {
         "id_task": slot.n_requests,
         "n_prompt_tokens": slot.n_tokens,
         "n_checkpoints": slot.n_checkpoints,
@@ -119,11 +119,11 @@ ACTIONS = ("save", "restore", "erase")
 @router.post("/slots/{id_slot}")
 @computes("$SlotAction", example={"filename": "talk.bin", "model?": "demo"})
 async def act_on_slot(request: Request, id_slot: str, action: str = "", model: str = "") -> Response:
-    """Save, restore or erase a slot (``action``). Waits until it is idle. The query or the body names the model."""
-    used = services(request)
-    if used.slot_files is None:
+    """Save, restore or erase a slot (``action``) when it is idle. The query or the body names the model."""
+    app = services(request)
+    if app.slot_files is None:
         raise NotSupported("This server does not support slots action. Start it with `--slot-save-path`")
-    files = used.slot_files.of(owner_of(request) if used.keys.several else "")  # each key has a folder of its own
+    files = app.slot_files.of(owner_of(request) if app.keys.several else "")  # each key has its own folder
     if not re.fullmatch(r"\d{1,9}", id_slot, re.ASCII):
         raise InvalidRequest("Invalid slot ID", "id_slot")
     slot, owner = int(id_slot), cache_owner(request)
@@ -140,16 +140,16 @@ async def act_on_slot(request: Request, id_slot: str, action: str = "", model: s
 @router.post("/cache/reset")
 @describe({"n_dropped": 19}, example={"model?": "demo"}, errors=RUNS, loads=False)
 async def reset_cache(request: Request) -> Response:
-    """Drop a model's cached KV states of all keys: in slots, in RAM and on disk.
+    """Remove a model's cached KV states of all keys from slots, RAM and disk.
 
-    Of a model that is not loaded, the states on disk are removed without a load.
+    If the model is not loaded, only the states on disk are removed.
     """
     pool, model = services(request).pool, model_name(await read_json(request, optional=True))
-    if model and not pool.knows(model):  # a server with one model answers requests for any name with it
+    if model and not pool.knows(model):  # a server with one model accepts any name elsewhere
         raise ModelNotFound(model, [state.spec.id for state in pool.states()])
     state = pool.state(model)
     n = 0 if state.loaded is None else await while_connected(request, state.loaded.engine.reset_cache())
-    # also of other settings, and where the engine has given up the folder
+    # including states of other settings, and those in a folder that the engine no longer uses
     n += await asyncio.to_thread(remove_states, state.spec)
     return json_reply({"n_dropped": n})
 
@@ -161,12 +161,12 @@ _PINNED = {"object": "cache.pin", "model": "demo", "n_tokens": 19, "expires_at":
 @router.post("/cache/pin")
 @computes(_PINNED, example={"prompt": "You are a helpful assistant.", "ttl_s": 3600})
 async def pin_prefix(request: Request) -> Response:
-    """Compute a prompt and keep its KV state in RAM for ``ttl_s`` seconds, whatever else is cached.
+    """Compute a prompt and pin its KV state in RAM for ``ttl_s`` seconds. Generates nothing.
 
-    The body is that of a chat or a completion; nothing is generated. ``key`` names the API key whose requests use the
-    prefix, where keys have cache namespaces of their own; otherwise it is the caller's.
+    The body is that of a chat or a completion. If each key has its own cache namespace, requests of ``key`` use the
+    prefix; the default is the caller's key.
     """
-    used, body = services(request), await read_json(request)
+    app, body = services(request), await read_json(request)
     ttl_s, name = body.pop("ttl_s", None), body.pop("key", None)
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= MAX_PIN_S:
         raise invalid("ttl_s", f"must be a number of seconds, at most {MAX_PIN_S}")
@@ -174,34 +174,34 @@ async def pin_prefix(request: Request) -> Response:
     if "infer" not in caller.scopes or (name is not None and not caller.sees_all):
         raise PermissionDenied("a pin needs the scope infer, and one for another key the scope metrics as well")
     if name is not None:
-        named = used.keys.named(name) if isinstance(name, str) and used.keys.required else None
+        named = app.keys.named(name) if isinstance(name, str) and app.keys.required else None
         if named is None:
             raise invalid("key", "no valid API key has this name")
         key = named
-    path = used.options.api_prefix + ("/v1/chat/completions" if "messages" in body else "/v1/completions")
+    path = app.options.api_prefix + ("/v1/chat/completions" if "messages" in body else "/v1/completions")
     try:
-        wanted = orjson.dumps({**body, "max_tokens": 0, "n_predict": 0, "n": 1, "stream": False})
+        internal = orjson.dumps({**body, "max_tokens": 0, "n_predict": 0, "n": 1, "stream": False})
     except TypeError:
         raise InvalidRequest("the body is nested too deeply") from None
-    async with used.rates.counted(caller):  # an internal request is not counted
+    async with app.rates.counted(caller):  # because internal requests are not counted
         with await lease_for(request, model_name(body)):
-            reply = await while_connected(request, post_json(request.app, {PIN: float(ttl_s)}, path, wanted, key))
-    found = orjson.loads(reply.body)
-    if reply.status != HTTPStatus.OK:  # `code` is the status, as in every error of an endpoint outside /v1
-        return json_reply({"error": {**found["error"], "code": reply.status}}, status=reply.status)
-    pinned = {"model": found["model"], "n_tokens": found["usage"]["prompt_tokens"]}
+            reply = await while_connected(request, post_json(request.app, {PIN: float(ttl_s)}, path, internal, key))
+    result = orjson.loads(reply.body)
+    if reply.status != HTTPStatus.OK:  # endpoints outside of /v1 have the status as `code`
+        return json_reply({"error": {**result["error"], "code": reply.status}}, status=reply.status)
+    pinned = {"model": result["model"], "n_tokens": result["usage"]["prompt_tokens"]}
     return json_reply({"object": "cache.pin", **pinned, "expires_at": int(time.time() + ttl_s)})
 
 
 async def _act(model: LoadedModel, id_slot: int, action: str, files: SavedFiles, name: str, owner: str) -> Json:
     if action == "erase":
         return {"id_slot": id_slot, "n_erased": await model.engine.erase_slot(id_slot, owner)}
-    shown: Json = {"id_slot": id_slot, "filename": name}
+    result: Json = {"id_slot": id_slot, "filename": name}
     if action == "save":
         saved = await saved_slots.save(model, id_slot, files, name, owner)
-        return shown | {"n_saved": saved.n_tokens, "n_written": saved.n_bytes, "timings": {"save_ms": saved.ms}}
+        return result | {"n_saved": saved.n_tokens, "n_written": saved.n_bytes, "timings": {"save_ms": saved.ms}}
     restored = await saved_slots.restore(model, id_slot, files, name, owner)
-    return shown | {
+    return result | {
         "n_restored": restored.n_tokens,
         "n_read": restored.n_bytes,
         "timings": {"restore_ms": restored.ms},

@@ -1,5 +1,6 @@
-"""Streams that continue without their client (`transport.resumable`): read again, looked up, stopped. Paths,
-statuses and messages are llama-server's (tools/server/server-stream.cpp, server-models.cpp).
+"""Resumable streams (`transport.resumable`): read again, look up, stop.
+
+Paths, statuses and messages are llama-server's (tools/server/server-stream.cpp, server-models.cpp).
 """
 
 from fastapi import APIRouter, Request, Response
@@ -20,15 +21,16 @@ _GONE = "Stream not found or expired"
 @router.get("/v1/stream")
 @describe(stream={}, errors=(400, *FINDS))
 async def read_stream(request: Request, conv_id: str = "") -> Response:
-    """Return a conversation's stream from byte ``from``. 503 while its model is loading, 400 if that byte is no longer
-    stored.
+    """Return a conversation's stream from byte ``from``.
+
+    503 while its model is loading, 400 if that byte is no longer stored.
     """
-    used = services(request)
-    stream = await used.streams.find(stream_owner(request), _named(conv_id))
+    app = services(request)
+    stream = await app.streams.find(stream_owner(request), _check_id(conv_id))
     if stream is None:
         raise NotFound(_GONE)
     offset = _offset(request.query_params.get("from", ""))
-    if not (stream.begun or used.pool.serves(stream.model)):
+    if not (stream.begun or app.pool.serves(stream.model)):
         raise ModelLoading
     try:
         await while_connected(request, stream.begin())
@@ -41,22 +43,23 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
     return EventStream(request, stream.read(offset), ping_s=0)
 
 
-MAX_LOOKUPS = 1000  # each is compared with every stream of the caller, on the event loop
+MAX_LOOKUPS = 1000  # each id is compared with every stream of the caller, on the event loop
 
 
 @router.post("/v1/streams/lookup")
 @describe(["$KeptStream"], example={"conversation_ids": ["c1"]}, errors=READS)
 async def look_up_streams(request: Request) -> Response:
-    """Return the state of existing streams. The body is ``{"conversation_ids": [...]}``; variants ``{id}::{model}`` are
-    found, too.
+    """Return the state of existing streams. The body is ``{"conversation_ids": [...]}``.
+
+    An id also finds streams with the id ``{id}::{model}``.
     """
-    wanted = (await read_json(request)).get("conversation_ids")
-    names = dict.fromkeys(name for name in wanted if isinstance(name, str) and name) if isinstance(wanted, list) else {}
-    if len(names) > MAX_LOOKUPS:
+    entries = (await read_json(request)).get("conversation_ids")
+    ids = dict.fromkeys(each for each in entries if isinstance(each, str) and each) if isinstance(entries, list) else {}
+    if len(ids) > MAX_LOOKUPS:
         raise invalid("conversation_ids", f"at most {MAX_LOOKUPS} ids")
-    found = await services(request).streams.of(stream_owner(request), list(names))
+    streams = await services(request).streams.of(stream_owner(request), list(ids))
     return json_reply(
-        [  # llama-server's description; times are unix seconds, 0 = not yet
+        [  # times are unix seconds, 0 = not yet
             {
                 "conversation_id": stream.conversation,
                 "is_done": stream.completed_at > 0,
@@ -64,7 +67,7 @@ async def look_up_streams(request: Request) -> Response:
                 "started_at": stream.started_at,
                 "completed_at": stream.completed_at,
             }
-            for stream in found
+            for stream in streams
         ]
     )
 
@@ -72,12 +75,12 @@ async def look_up_streams(request: Request) -> Response:
 @router.delete("/v1/stream")
 @describe(errors=(400,), status=204)
 async def stop_stream(request: Request, conv_id: str = "") -> Response:
-    """Stop a conversation's stream and its generation. Returns 204, also if there is none."""
-    await services(request).streams.stop(stream_owner(request), _named(conv_id))
+    """Stop a conversation's stream and its generation. Returns 204 even if there is none."""
+    await services(request).streams.stop(stream_owner(request), _check_id(conv_id))
     return Response(status_code=204)
 
 
-def _named(conversation: str) -> str:
+def _check_id(conversation: str) -> str:
     if not conversation:
         raise InvalidRequest("Missing conversation id in path", "conv_id")
     return conversation

@@ -16,31 +16,29 @@ router = APIRouter(tags=["tokens"])
 @router.post("/tokenize")
 @describe("$Tokens", TokenizeBody, {"content": "Hi"}, errors=(*READS, *FINDS), loads=True)
 async def post_tokenize(request: Request) -> Response:
-    """Return the tokens of a text, or of one with media."""
-    wanted = await read_as(request, read_tokenize)
-    return await compute(request, wanted, wanted.work, wanted.media)
+    """Return the tokens of a text, optionally with media."""
+    parsed = await read_as(request, read_tokenize)
+    return await compute(request, parsed, parsed.work, parsed.media)
 
 
 @router.get("/tokenizer_info")
 @describe("$TokenizerInfo", errors=FINDS, loads=True)
 async def tokenizer_info(request: Request, model: str = "") -> Response:
-    """Return what a client needs besides `/tokenize` to count tokens as the model does (vLLM's endpoint, for
-    lm-evaluation-harness).
-    """
+    """Return special tokens, chat template and context size in vLLM's format. lm-evaluation-harness reads them."""
     _, facts = await facts_of(request, model or None)
-    shown = {
+    info = {
         "tokenizer_class": "gguf",
         "bos_token": facts.info.bos_token or None,
         "eos_token": facts.info.eos_token or None,
         "chat_template": facts.template.source,
         "model_max_length": facts.n_ctx_seq,
     }
-    return json_reply(shown)
+    return json_reply(info)
 
 
 @router.post("/detokenize")
 @describe("$Detokenized", DetokenizeBody, {"tokens": [72, 105]}, errors=(*READS, *FINDS), loads=True)
 async def post_detokenize(request: Request) -> Response:
     """Return the text of tokens."""
-    wanted = await read_as(request, read_detokenize)
-    return await compute(request, wanted, wanted.work)
+    parsed = await read_as(request, read_detokenize)
+    return await compute(request, parsed, parsed.work)

@@ -1,4 +1,4 @@
-"""``POST /predict``: Vertex AI's prediction protocol. ``AIP_PREDICT_ROUTE`` names another path for it."""
+"""``POST /predict``: Vertex AI's prediction protocol. ``AIP_PREDICT_ROUTE`` sets another path."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ PATHS = (
     *("/tokenize", "/detokenize", "/apply-template"),
     *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
 )
-"""Endpoints that an instance may reach. Each needs the scope ``infer``, as the predict route does."""
+"""Endpoints that an instance may call. Each needs the scope ``infer``, as the predict route."""
 
 
 def alias(path: str) -> str:
@@ -45,7 +45,7 @@ _FORMATS = {alias(path): path for path in reversed(PATHS)} | {path: path for pat
     "$Predictions", example={"instances": [{"@requestFormat": "chatCompletions", **HI}]}, errors=(*READS, 404, 429)
 )
 async def predict(request: Request) -> Response:
-    """Run up to 128 requests at once and return their replies in the same order (Vertex AI's protocol)."""
+    """Run up to 128 requests concurrently and return their replies in the same order (Vertex AI's protocol)."""
     instances = (await read_json(request)).get("instances")
     if not services(request).options.predicts:
         raise NotFound("File Not Found")
@@ -61,16 +61,16 @@ async def predict(request: Request) -> Response:
 
 async def _predict(request: Request, index: int, instance: Any) -> Any:
     """Return the reply to one instance. A failed instance becomes an object with ``error``."""
-    used, key = services(request), key_of(request)
+    app, key = services(request), key_of(request)
     try:
         path, body = _read(index, instance)
-        wanted = orjson.dumps(body)
-        # The middleware counted the request itself.
-        async with used.rates.counted(key) if index else contextlib.nullcontext():
-            reply = await post_json(request.app, {}, used.options.api_prefix + path, wanted, key)
+        encoded = orjson.dumps(body)
+        # The middleware has counted the request itself, as the first instance.
+        async with app.rates.counted(key) if index else contextlib.nullcontext():
+            reply = await post_json(request.app, {}, app.options.api_prefix + path, encoded, key)
     except LlamapoolError as error:
         return error_body(error)[1]
-    except TypeError:  # orjson reads deeper than it writes
+    except TypeError:  # orjson parses deeper nesting than it serializes
         return error_body(invalid(f"instances.{index}", "is nested too deeply"))[1]
     return orjson.loads(reply.body)
 
@@ -84,8 +84,8 @@ def _read(index: int, instance: Any) -> tuple[str, dict[str, Any]]:
     path = _FORMATS.get(name) if isinstance(name, str) else None
     if path is None:
         known = ", ".join(dict.fromkeys(map(alias, PATHS)))
-        said = f" '{short(name)}' is unknown;" if isinstance(name, str) else ""
-        raise InvalidRequest(f"{at}.@requestFormat:{said} must be a path or one of {known}", f"{at}.@requestFormat")
+        problem = f" '{short(name)}' is unknown;" if isinstance(name, str) else ""
+        raise InvalidRequest(f"{at}.@requestFormat:{problem} must be a path or one of {known}", f"{at}.@requestFormat")
     body = {key: value for key, value in instance.items() if key != "@requestFormat"}
     if "stream" in body or path.startswith("/api/"):  # Ollama's endpoints stream by default
         body["stream"] = False

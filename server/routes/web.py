@@ -1,4 +1,4 @@
-"""Endpoints of the web UI besides the API: live data; and those that llama-server's UI needs."""
+"""Endpoints of the web UI: live data, logs, benchmarks, tools and the CORS proxy."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,7 +10,7 @@ from server.dialects.common import event
 from server.dialects.fields import parse
 from server.engine.request import NUMBERS
 from server.errors import NotFound, NotSupported, ShuttingDown, invalid
-from server.routes.models import model_named
+from server.routes.models import model_field
 from server.serving.services import key_of, services, target_of, whole_number
 from server.transport.body import read_body, read_json
 from server.transport.errors import json_reply
@@ -21,45 +21,47 @@ from server.web.bench import SCENARIOS, Address, BenchBody, measured
 T = TypeVar("T")
 router = APIRouter(include_in_schema=False)
 
-_OFF = {"error": {"code": 403, "message": "this feature is disabled", "type": "feature_disabled"}}
+_DISABLED = {"error": {"code": 403, "message": "this feature is disabled", "type": "feature_disabled"}}
 
 
 @router.get("/page/live")
 async def live(request: Request) -> Response:
     """Stream engine activity, recent requests and the last hour as events (`server.web.live`)."""
-    used = services(request)
-    used.live.begin()
-    return EventStream(request, used.live.events(used.draining), on_close=used.live.end, ping_s=0)
+    app = services(request)
+    app.live.begin()
+    return EventStream(request, app.live.events(app.draining), on_close=app.live.end, ping_s=0)
 
 
 @router.get("/page/config")
 async def config(request: Request) -> Response:
     """Return the web UI's default settings."""
-    used = services(request)
-    known = {"settings": used.options.ui_config, "tools": bool(used.tools), "log_bodies": used.bodies.on}
-    return json_reply(known | {"proxy": used.options.proxy, "scenarios": SCENARIOS, "sampling": NUMBERS})
+    app = services(request)
+    config = {"settings": app.options.ui_config, "tools": bool(app.tools), "log_bodies": app.bodies.on}
+    return json_reply(config | {"proxy": app.options.proxy, "scenarios": SCENARIOS, "sampling": NUMBERS})
 
 
 @router.get("/page/log")
 async def log(request: Request) -> Response:
-    """Return the last lines of the server's log, of those ``after`` a number."""
+    """Return the last lines of the server's log with a number greater than ``after``."""
     after = whole_number(request, "after", 0)
     return json_reply({"lines": services(request).log.after(after)})
 
 
 @router.get("/page/bodies")
 async def bodies(request: Request, request_id: Annotated[str, Query(alias="id")] = "") -> Response:
-    """Return the bodies of the request with this ``X-Request-Id`` and of its reply; needs ``log_bodies``."""
-    found = services(request).bodies.of(request_id)
-    if found is None:
+    """Return the bodies of the request with this ``X-Request-Id`` and of its reply. Requires ``log_bodies``."""
+    stored = services(request).bodies.of(request_id)
+    if stored is None:
         raise NotFound("its bodies are not stored: log_bodies is off, or newer requests replaced them")
-    return json_reply({"path": found.path, "request": found.request.shown, "reply": found.reply.shown})
+    return json_reply({"path": stored.path, "request": stored.request.shown, "reply": stored.reply.shown})
 
 
 @router.post("/page/bench")
 async def bench(request: Request) -> Response:
-    """`llamapool bench` against this server and, if one is named, another address: events with each scenario's
-    figures. It ends when the client leaves."""
+    """Run `llamapool bench` on this server, and optionally on another URL. Stream the measurements of each scenario.
+
+    The benchmark ends if the client disconnects.
+    """
     body = await read_json(request)
     host, port = request.scope.get("server") or ("", None)
     if port is None:
@@ -67,7 +69,7 @@ async def bench(request: Request) -> Response:
     host = f"[{host}]" if ":" in host else host
     own = f"{request.scope['scheme']}://{host}:{port}{target_of(request).base}"
     key = given_key(dict(request.scope["headers"])).decode("latin-1")
-    this = Address("this", own, model_named(request, body), key)
+    this = Address("this", own, model_field(request, body), key)
     return EventStream(request, written(measured(parse(BenchBody, body), this), event))
 
 
@@ -76,8 +78,8 @@ async def bench(request: Request) -> Response:
 async def cors_proxy(request: Request, url: str = "") -> Response:
     """Forward the request to ``url``, for a UI's MCP clients. 403 without ``--ui-mcp-proxy``."""
     if not services(request).options.proxy:
-        return json_reply(_OFF, status=403)
-    from server.transport.forward import forward  # with httpcore2: only the proxy of the web UI needs it
+        return json_reply(_DISABLED, status=403)
+    from server.transport.forward import forward  # imports httpcore2, which only this endpoint needs
 
     body = await read_body(request)
     return await while_connected(request, forward(request, url, body))
@@ -85,18 +87,20 @@ async def cors_proxy(request: Request, url: str = "") -> Response:
 
 @router.get("/tools")
 async def tools(request: Request) -> Response:
-    """List the built-in tools and those of MCP servers. 403 if there are none on this server."""
-    found = services(request).tools
-    return json_reply(found.shown(key_of(request).may_call)) if found else json_reply(_OFF, status=403)
+    """List the built-in tools and those of MCP servers. 403 if the server has none."""
+    available = services(request).tools
+    return json_reply(available.shown(key_of(request).may_call)) if available else json_reply(_DISABLED, status=403)
 
 
 @router.post("/tools")
 async def call_tool(request: Request) -> Response:
-    """Call a tool with ``params``; the reply has an ``error`` if it fails. ``stream`` sends output as it is written.
-    ``x-tool-cwd`` is the folder of relative paths, ``x-resp-type: base64`` asks for a file's bytes."""
-    found = services(request).tools
-    if not found:
-        return json_reply(_OFF, status=403)
+    """Call a tool with ``params``. The reply has an ``error`` if the call fails; ``stream`` streams the output.
+
+    The header ``x-tool-cwd`` is the folder of relative paths. ``x-resp-type: base64`` requests a file's bytes.
+    """
+    available = services(request).tools
+    if not available:
+        return json_reply(_DISABLED, status=403)
     body = await read_json(request)
     name, params, stream = body.get("tool"), body.get("params", {}), body.get("stream", False)
     if not isinstance(name, str):
@@ -104,9 +108,9 @@ async def call_tool(request: Request) -> Response:
     if not isinstance(params, dict):
         raise invalid("params", "must be an object")
     if stream is True:
-        return EventStream(request, written(found.stream(name, params, request.headers), event))
-    called = found.call(name, params, request.headers, key_of(request).may_call)
-    return json_reply(await _watched(request, called))
+        return EventStream(request, written(available.stream(name, params, request.headers), event))
+    result = available.call(name, params, request.headers, key_of(request).may_call)
+    return json_reply(await _watched(request, result))
 
 
 async def _watched(request: Request, result: Coroutine[Any, Any, T]) -> T:

@@ -1,11 +1,10 @@
-"""Runs the requests of batches with the capacity that live clients leave.
+"""Runs the requests of batches with the capacity that interactive requests leave.
 
-Requests of a batch have the engine's background priority (`server.engine.request.BACKGROUND_PRIORITY`): a live request
-takes a slot from them and is prefilled without them. They are run in an order that keeps equal prompt prefixes
-together. Each owner's batches run one after the other, and owners take turns.
+Batch requests have the engine's background priority (`server.engine.request.BACKGROUND_PRIORITY`): interactive requests
+preempt them and are prefilled first. Requests with a common prompt prefix run one after the other. The batches of an
+owner run one after the other, and owners take turns.
 
-A batch is run by the server that created it. When that server has ended, another one on the same state file takes the
-batch over.
+The server that created a batch runs it. If that server stops, another one with the same state file takes it over.
 """
 
 import asyncio
@@ -35,19 +34,19 @@ from server.transport.internal import InternalReply
 logger = logging.getLogger(__name__)
 
 POLL_S = 2.0
-"""Interval at which a server looks for batches that another one has left or cancelled."""
-_PAGE = 64  # requests that are fetched from the state at once
-_SORTED = 4096  # requests that are sorted at once: a sort holds the GIL
+"""Interval in seconds at which a server looks for batches that another server has abandoned or cancelled."""
+_PAGE = 64  # requests fetched from the state in one query
+_SORT_CHUNK = 4096  # requests sorted in one call, which holds the GIL
 _RETRIED = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 _RETRY_AFTER_S = 1.0
 MAX_REQUESTS = 100_000
-"""Of one batch."""
+"""Maximum requests of a batch."""
 MAX_ERRORS = 100
-"""Wrong lines of an input file that a batch reports."""
-_FORCED = {"stream": False, "background": False, "priority": BACKGROUND_PRIORITY}
+"""Maximum invalid lines of an input file that a batch reports."""
+_FORCED_FIELDS = {"stream": False, "background": False, "priority": BACKGROUND_PRIORITY}
 
 Call = Callable[[str, str, bytes], Awaitable[InternalReply]]
-"""Sends a request in the name of a key: the key's name, path, JSON body."""
+"""Sends an internal request on behalf of an API key. Arguments: the key's name, the path, the JSON body."""
 
 
 @dataclass(slots=True)
@@ -55,23 +54,23 @@ class BatchRunner:
     """The batches of all owners. Used on the event loop."""
 
     state: BatchObjects
-    files: Objects  # their results
+    files: Objects  # result files
     call: Call
-    n_parallel: Callable[[], int]  # how many requests may run at once
-    may_run: Callable[[Json], bool]  # whether this server knows a batch's key and models
-    keep_s: float | None = None  # how long an ended batch and its files are kept, None = as long as the client wants
-    _running: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)  # and those that met a bug
-    _limits: dict[tuple[str, str], asyncio.Timeout] = field(default_factory=dict)  # until their requests end
-    _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
+    n_parallel: Callable[[], int]  # maximum concurrent requests
+    may_run: Callable[[Json], bool]  # whether this server has a batch's key and models
+    keep_s: float | None = None  # lifetime of an ended batch and its files, None = until the client deletes them
+    _running: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)  # and tasks that a bug has ended
+    _limits: dict[tuple[str, str], asyncio.Timeout] = field(default_factory=dict)  # expiry while requests run
+    _turns: dict[str, asyncio.Lock] = field(default_factory=dict)  # by owner
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
-    _places: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, 1))  # waited for in order
+    _capacity: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, 1))  # a FIFO queue
 
     def wake(self) -> None:
-        """Look for batches that were added or cancelled."""
+        """Make `run` look for added or cancelled batches now."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Run every unfinished batch of this server, and those of servers that have ended. Endless."""
+        """Run the unfinished batches of this server and of servers that have stopped. Never returns."""
         try:
             while True:
                 self._woken.clear()
@@ -87,7 +86,7 @@ class BatchRunner:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     async def _look(self) -> None:
-        """Start what is not running yet, and stop what was cancelled."""
+        """Start batches that are not running, and stop cancelled ones."""
         await self.state.take_over("batch", self.may_run)
         for owner, batch in await self.state.unfinished("batch"):
             name = owner, batch["id"]
@@ -114,7 +113,7 @@ class BatchRunner:
                 async with limit:
                     self._limits[name] = limit
                     await self._run_lines(owner, batch)
-            except TimeoutError:  # it has expired or was cancelled
+            except TimeoutError:  # the batch has expired or was cancelled
                 if not limit.expired():
                     raise
             except ExceptionGroup as failed:
@@ -124,25 +123,26 @@ class BatchRunner:
         await self._finalize(owner, batch["id"])
 
     async def _run_lines(self, owner: str, batch: Json) -> None:
-        """Run every request without a result, several at once, after the owner's earlier batches."""
+        """Run every request without a result, several concurrently, after the owner's earlier batches."""
         last = -1
         async with self._turns.setdefault(owner, asyncio.Lock()), asyncio.TaskGroup() as group:
             while page := await self.state.pending_lines(owner, batch["id"], last, _PAGE):
                 for _, line in page:
-                    place = object()
-                    self._places.total_tokens = max(self.n_parallel(), 1)
-                    await self._places.acquire_on_behalf_of(place)
-                    group.create_task(self._run_line(owner, batch, line)).add_done_callback(partial(self._leave, place))
+                    borrower = object()
+                    self._capacity.total_tokens = max(self.n_parallel(), 1)
+                    await self._capacity.acquire_on_behalf_of(borrower)
+                    task = group.create_task(self._run_line(owner, batch, line))
+                    task.add_done_callback(partial(self._release, borrower))
                 last = page[-1][0]
 
-    def _leave(self, place: object, _: asyncio.Task[None]) -> None:
-        self._places.total_tokens = max(self.n_parallel(), 1)
-        self._places.release_on_behalf_of(place)
+    def _release(self, borrower: object, _: asyncio.Task[None]) -> None:
+        self._capacity.total_tokens = max(self.n_parallel(), 1)
+        self._capacity.release_on_behalf_of(borrower)
 
     async def _run_line(self, owner: str, batch: Json, line: BatchLine) -> None:
-        """Run a request, again and again while the server has no capacity for it, and store the result."""
+        """Run a request, retrying while the server has no capacity for it, and store the result."""
         call = partial(self.call, batch["key_name"], batch["endpoint"], line.body)
-        while (reply := await call()).status in _RETRIED and reply.headers:  # without any it was refused for its key
+        while (reply := await call()).status in _RETRIED and reply.headers:  # none: refused because of its key
             after = reply.headers.get(b"retry-after", b"")
             await asyncio.sleep(float(after) if after.isdigit() else _RETRY_AFTER_S)
         result = {
@@ -154,12 +154,12 @@ class BatchRunner:
         await self.state.store_result(owner, batch["id"], line.number, outcome, result)
 
     async def _finalize(self, owner: str, batch_id: str) -> None:
-        """Write the results where the client reads them, and end the batch. Repeatable after a crash."""
+        """Write the result files and end the batch. Can be repeated after a crash."""
 
         def finalizing(body: Json) -> Json:
             now = int(time.time())
-            is_cancelled, is_late = body["status"] == "cancelling", now >= body["expires_at"]
-            final = "cancelled" if is_cancelled else "expired" if is_late else "completed"
+            is_cancelled, is_expired = body["status"] == "cancelling", now >= body["expires_at"]
+            final = "cancelled" if is_cancelled else "expired" if is_expired else "completed"
             return {"final_status": final, **body, "status": "finalizing", "finalizing_at": now}
 
         batch = await self.state.update(owner, "batch", batch_id, finalizing)
@@ -170,12 +170,14 @@ class BatchRunner:
         unsent = {"error": {"code": code, "message": "the batch ended before this request was run"}}
         await self.state.end_pending_lines(owner, batch_id, unsent)
         ended: Json = {"status": status, "request_counts": await self.state.line_counts(owner, batch_id)}
-        used = Usage()
+        usage = Usage()
         if batch["api"] == "openai":
-            ended["output_file_id"], used = await self._write_file(owner, batch, "output", ("completed",))
-            ended["error_file_id"], more = await self._write_file(owner, batch, "error", ("failed", "unsent"))
-            used += more
-        ended["usage"] = used.responses()
+            ended["output_file_id"], usage = await self._write_file(owner, batch, "output", ("completed",))
+            ended["error_file_id"], usage_of_errors = await self._write_file(
+                owner, batch, "error", ("failed", "unsent")
+            )
+            usage += usage_of_errors
+        ended["usage"] = usage.responses()
         ended[f"{status}_at"] = now = int(time.time())
         expires_at = None if self.keep_s is None else now + self.keep_s
         await self.state.update(owner, "batch", batch_id, lambda body: {**body, **ended}, expires_at=expires_at)
@@ -185,15 +187,15 @@ class BatchRunner:
     async def _write_file(
         self, owner: str, batch: Json, kind: str, outcomes: Collection[str]
     ) -> tuple[str | None, Usage]:
-        """Write the results with these outcomes as a file. Return its id, None if there are none, and their usage."""
-        used = Usage()
+        """Write the results with these outcomes to a file. Return its id (None without results) and their usage."""
+        usage = Usage()
 
         def line(custom_id: str, result: Json, outcome: Outcome) -> Json | None:
-            nonlocal used
+            nonlocal usage
             if outcome not in outcomes:
                 return None
             body = result.get("body")
-            used += Usage.read(body.get("usage") if isinstance(body, dict) else None)
+            usage += Usage.read(body.get("usage") if isinstance(body, dict) else None)
             return {
                 "id": f"batch_req_{random_id()}",
                 "custom_id": custom_id,
@@ -201,17 +203,17 @@ class BatchRunner:
                 "error": result.get("error"),
             }
 
-        data = await self.state.written_results(owner, batch["id"], line)
+        data = await self.state.format_results(owner, batch["id"], line)
         if not data:
-            return None, used
+            return None, usage
         keep_s = batch["output_expires_after_s"] or self.keep_s
         expires_at = None if keep_s is None else int(time.time() + keep_s)
         file = new_file(f"{batch['id']}_{kind}.jsonl", "batch_output", len(data), expires_at)
-        file["id"] = f"file-{batch['id'].removeprefix('batch_')}{kind}"  # the same after a crash
+        file["id"] = f"file-{batch['id'].removeprefix('batch_')}{kind}"  # the same id after a crash
         await self.files.put(
             *(owner, "file", file), data=data, label="batch_output", expires_at=expires_at, within_quota=False
         )
-        return str(file["id"]), used
+        return str(file["id"]), usage
 
 
 def new_file(filename: str, purpose: str, n_bytes: int, expires_at: int | None = None) -> Json:
@@ -231,28 +233,29 @@ def new_file(filename: str, purpose: str, n_bytes: int, expires_at: int | None =
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """The requests of a new batch in the order in which they run, and the models that it names."""
+    """The parsed input of a new batch."""
 
-    lines: list[BatchLine]
-    errors: list[Json]  # of its file, as OpenAI's batch errors
-    models: list[str | None]
+    lines: list[BatchLine]  # the requests in the order in which they run
+    errors: list[Json]  # invalid lines, as OpenAI's batch errors
+    models: list[str | None]  # the values of ``model``
 
 
 def check_number(n: int, param: str) -> None:
-    """Raise `InvalidRequest` for more requests than a batch may have. `param`: the field with them."""
+    """Raise `InvalidRequest` if a batch may not have `n` requests. `param`: the body's field with the requests."""
     if n > MAX_REQUESTS:
         raise invalid(param, f"a batch may have at most {MAX_REQUESTS} requests")
 
 
 def read_lines(data: bytes, endpoint: str) -> BatchInput:
-    """Read a batch's input file, up to `MAX_ERRORS` wrong lines. Blocking, for a worker thread. Raises `InvalidRequest`
-    for too many requests.
+    """Parse a batch's input file, until `MAX_ERRORS` lines are invalid. Blocking, for a worker thread.
+
+    Raises `InvalidRequest` for too many requests.
     """
     errors: list[Json] = []
 
     def requests() -> Iterator[tuple[int, str, Json]]:
         seen: set[str] = set()
-        for number, raw in enumerate(BytesIO(data), 1):  # a list of all lines could take gigabytes
+        for number, raw in enumerate(BytesIO(data), 1):  # no list of all lines, which could take gigabytes
             if not raw.strip():
                 continue
             if len(errors) == MAX_ERRORS:
@@ -264,53 +267,56 @@ def read_lines(data: bytes, endpoint: str) -> BatchInput:
                 code = error.code or "invalid_value"
                 errors.append({"code": code, "line": number, "message": error.message, "param": error.param})
 
-    found = batch_input(requests(), errors)
-    if not found.lines and not errors:
+    parsed = batch_input(requests(), errors)
+    if not parsed.lines and not errors:
         errors.append({"code": "empty_file", "line": None, "message": "the file has no requests", "param": None})
-    return found
+    return parsed
 
 
 def batch_input(requests: Iterable[tuple[int, str, Json]], errors: list[Json]) -> BatchInput:
-    """Sort requests (number, custom id, body) by model and prompt, so that those with a common prefix follow each
-    other. Blocking, for a worker thread. Each body is kept as JSON: in parts, all could take gigabytes."""
+    """Sort requests (number, custom id, body) by model and prompt, so that requests with a common prefix are adjacent.
+
+    Blocking, for a worker thread. Bodies are serialized again, because parsed ones could take gigabytes.
+    """
     models: set[str | None] = set()
     keyed = []
     for number, custom_id, body in requests:
         model = body.get("model")
         models.add(model if isinstance(model, str) else None)
-        keyed.append((_prefix(body), number, BatchLine(number, custom_id, orjson.dumps({**body, **_FORCED}))))
-    runs = (sorted(keyed[at : at + _SORTED]) for at in range(0, len(keyed), _SORTED))
+        keyed.append((_prefix(body), number, BatchLine(number, custom_id, orjson.dumps({**body, **_FORCED_FIELDS}))))
+    runs = (sorted(keyed[at : at + _SORT_CHUNK]) for at in range(0, len(keyed), _SORT_CHUNK))
     return BatchInput([line for _, _, line in merge(*runs)], errors, sorted(models, key=str))
 
 
 def _prefix(body: Json) -> tuple[str, bytes]:
+    """Return a sort key that is similar for prompts with a common prefix."""
     before = [body.get(name) for name in ("tools", "system", "instructions")]
     prompt = next((body[name] for name in ("messages", "input", "prompt") if name in body), None)
     return str(body.get("model")), orjson.dumps([before, prompt])
 
 
 def _line(raw: bytes, endpoint: str, seen: set[str]) -> tuple[str, Json]:
-    """Return a line's custom id and body. Raises `InvalidRequest`."""
+    """Parse a line. Return its custom id and body. Raises `InvalidRequest`."""
     try:
         check_n_values(raw)
-        found = orjson.loads(raw)
+        request = orjson.loads(raw)
     except TooManyValues:
         raise InvalidRequest(f"the line has more than {MAX_VALUES} values", None, "invalid_json_line") from None
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the line is not valid JSON: {error}", None, "invalid_json_line") from None
-    if not isinstance(found, dict):
+    if not isinstance(request, dict):
         raise InvalidRequest("the line must be a JSON object", None, "invalid_json_line")
-    custom_id = found.get("custom_id")
+    custom_id = request.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         raise InvalidRequest("custom_id must be a text", "custom_id", "missing_required_parameter")
     if custom_id in seen:
         raise InvalidRequest(f"two requests have the custom_id {custom_id[:80]!r}", "custom_id", "duplicate_custom_id")
     seen.add(custom_id)
-    if found.get("method") != "POST":
+    if request.get("method") != "POST":
         raise InvalidRequest("method must be POST", "method", "invalid_method")
-    if found.get("url") != endpoint:
+    if request.get("url") != endpoint:
         raise InvalidRequest(f"url must be the batch's endpoint, {endpoint}", "url", "mismatched_url")
-    if not isinstance(found.get("body"), dict):
+    if not isinstance(request.get("body"), dict):
         raise InvalidRequest("body must be an object", "body", "missing_required_parameter")
-    refuse_deep({"body": found["body"]})
-    return custom_id, found["body"]
+    refuse_deep({"body": request["body"]})
+    return custom_id, request["body"]

@@ -1,4 +1,4 @@
-"""A dialect's generation as an HTTP reply: one object, or a stream of events."""
+"""Makes the HTTP reply to a generating request: one object, or a stream of events."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ from server.transport.body import read_as
 from server.transport.errors import JSON_TYPE, error_body, json_reply
 from server.transport.sse import EventStream, Watch, while_connected
 
-CONVERSATION = "X-Conversation-Id"
-FAR_BEHIND = 64
-"""Events of a stream that are sent as one, because its client reads slower than they are written."""
+CONVERSATION_HEADER = "X-Conversation-Id"
+JOINED_EVENTS = 64
+"""From this number on, events that have arrived together are sent as one chunk, because the client is slow."""
 
 
 async def compute(
@@ -36,31 +36,31 @@ async def compute(
     work: Callable[[LoadedModel, LoadedMedia], Json],
     media: Sequence[Media] = (),
 ) -> Response:
-    """Return the result of `work` with the request's model and its `media`. It is serialized in the same thread."""
+    """Return the result of `work` with the request's model and its `media`, serialized in the same worker thread."""
     with contextlib.closing(Session(request, salt=parsed.salt)) as session:
         preparing = session.prepare(parsed.model, lambda model, loaded: orjson.dumps(work(model, loaded)), media)
-        written = await while_connected(request, preparing)
+        body = await while_connected(request, preparing)
         headers = as_header([*parsed.warnings, *session.warnings])
-        return Response(written, media_type=JSON_TYPE, headers=headers)
+        return Response(body, media_type=JSON_TYPE, headers=headers)
 
 
 async def embed(request: Request, parsed: VectorRequest) -> Response:
-    """Return the reply with the vectors that a body requests. The client's disconnect cancels it."""
+    """Return the reply to a request for embeddings or reranking. A disconnect cancels it."""
     state = services(request).pool.state(parsed.model, parsed.task)
     if state.info is not None and not state.info.embeds:  # known before the model is loaded
         raise cannot_rerank(state.spec.id) if parsed.task == "rerank" else cannot_embed(state.spec.id)
     with contextlib.closing(Session(request, parsed.keep_alive_s)) as session:
-        written = await while_connected(request, session.retried(lambda: session.embed(parsed)))
-        return Response(written, headers=as_header(parsed.warnings), media_type=JSON_TYPE)
+        body = await while_connected(request, session.retried(lambda: session.embed(parsed)))
+        return Response(body, headers=as_header(parsed.warnings), media_type=JSON_TYPE)
 
 
 async def answer(request: Request, dialect: Dialect[Any]) -> Response:
-    """Read the body and return the reply, streamed or whole as the body says."""
+    """Parse the body and return the reply, with ``stream`` as an event stream."""
     return await respond(request, dialect, await read_as(request, dialect.parse))
 
 
 async def respond(request: Request, dialect: Dialect[Any], parsed: ParsedRequest) -> Response:
-    """Return the reply to a parsed request, streamed or whole."""
+    """Return the reply to a parsed request, with ``stream`` as an event stream."""
     exchange = Exchange(request, dialect, parsed)
     if parsed.options.stream:
         return await exchange.stream()
@@ -76,7 +76,7 @@ class Exchange:
         self._request, self._dialect, self._parsed = request, dialect, parsed
         self._session = Session(request, parsed.keep_alive_s, parsed.salt, parsed.options.end_user)
         self._generation: Generation | None = None
-        self._has_begun = False  # whether a ping has sent the first events of the reply
+        self._is_started = False  # whether a ping has sent the first events of the reply
         ping_s = parsed.options.sse_ping_interval
         self._ping_s: float = self._session.services.options.sse_ping_interval if ping_s is None else ping_s
 
@@ -93,14 +93,16 @@ class Exchange:
             self._session.close()
 
     async def stream(self) -> Response:
-        """Return an event stream. It starts with the engine's first event, so that earlier failures have a status, or
-        when the first ping is due.
+        """Return an event stream. It starts with the engine's first event or the first ping.
+
+        A failure before the start has an error status.
         """
-        conversation = self._request.headers.get(CONVERSATION)
+        conversation = self._request.headers.get(CONVERSATION_HEADER)
         if conversation:
-            return await self._kept(conversation)
+            return await self._resumable(conversation)
         starting = asyncio.create_task(self._begin())
-        starting.add_done_callback(lambda task: task.cancelled() or task.exception())  # perhaps nobody awaits it
+        # Retrieve the error even if nothing awaits the task.
+        starting.add_done_callback(lambda task: task.cancelled() or task.exception())
 
         def give_up() -> None:
             starting.cancel()
@@ -124,7 +126,7 @@ class Exchange:
             media_type=self._dialect.media_type,
         )
 
-    async def _kept(self, conversation: str) -> Response:
+    async def _resumable(self, conversation: str) -> Response:
         """Return a stream that continues when its client disconnects (`transport.resumable`)."""
         streams, owner = self._session.services.streams, stream_owner(self._request)
         stream = streams.open(owner, conversation, self._parsed.model)
@@ -150,26 +152,26 @@ class Exchange:
         """Return the last event of a stream that `error` ends."""
         status, body, _ = error_body(error)
         self.failure = status, body
-        begun = b"" if self._generation is None else self._generation.writer.failure(status, body)
-        return begun or self._dialect.error(status, body)
+        event = b"" if self._generation is None else self._generation.writer.failure(status, body)
+        return event or self._dialect.error(status, body)
 
     def _ping(self) -> bytes:
-        begun = b"" if self._generation is None else self._generation.writer.ping()
-        self._has_begun = self._has_begun or bool(begun)
-        return begun or self._dialect.ping
+        events = b"" if self._generation is None else self._generation.writer.ping()
+        self._is_started = self._is_started or bool(events)
+        return events or self._dialect.ping
 
     def _may_repeat(self) -> bool:
-        """Return whether the reply may begin again: the client has no more of it than pings, and no tool was called."""
+        """Return whether the reply may be generated again: only pings were sent, and no tool was called."""
         return self._generation is None or not self._generation.writer.has_acted
 
     async def _start(self) -> Generation:
-        """Submit the requests. The writer of a reply that pings have begun goes on, since its client has its events."""
-        parsed, begun = self._parsed, self._generation if self._has_begun else None
-        self._generation = begun
+        """Submit the requests. If pings have sent the first events, a retry continues with the same writer."""
+        parsed, started = self._parsed, self._generation if self._is_started else None
+        self._generation = started
         generation = await self._session.start(
             parsed.model, parsed.generation, parsed.media, only_tokenizes=parsed.only_tokenizes
         )
-        self._generation = generation if begun is None else replace(generation, writer=begun.writer)
+        self._generation = generation if started is None else replace(generation, writer=started.writer)
         return self._generation
 
     async def _begin(self) -> None:
@@ -194,7 +196,7 @@ class Exchange:
         return writer.body()
 
     async def _chunks(self, starting: asyncio.Task[None] | None = None) -> AsyncGenerator[bytes, None]:
-        """Yield the stream's events, after a ping unless it has begun. An error is the last, as in llama-server."""
+        """Yield the stream's events, first a ping while the requests are starting. An error is the last event."""
         try:
             if starting is not None:
                 if not starting.done():
@@ -204,22 +206,22 @@ class Exchange:
             writer = self._generation.writer
             async with contextlib.aclosing(self._rounds(writer)) as rounds:
                 async for chunks in rounds:
-                    for chunk in chunks if len(chunks) < FAR_BEHIND else (b"".join(chunks),):
+                    for chunk in chunks if len(chunks) < JOINED_EVENTS else (b"".join(chunks),):
                         yield chunk
             for chunk in writer.finish():
                 yield chunk
-        except Exception as error:  # noqa: BLE001 (the status is sent: `error_body` logs what is unexpected)
+        except Exception as error:  # noqa: BLE001 (the status is sent already; `error_body` logs bugs)
             self._session.failed(error)
             yield self.fail(error)
         finally:
             self._session.close()
 
     async def _rounds(self, writer: Writer) -> AsyncGenerator[list[bytes], None]:
-        """Yield what the events that have arrived together become, round after round. Commit the complete reply."""
+        """Yield the chunks of events that have arrived together, round after round, then commit the reply."""
         while True:
-            while found := await self._session.next():
+            while events := await self._session.next():
                 chunks: list[bytes] = []
-                for number, event in found:
+                for number, event in events:
                     chunks += writer.feed(number, event)
                 yield chunks
             async with contextlib.aclosing(writer.act()) as acted:

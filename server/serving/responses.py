@@ -1,4 +1,4 @@
-"""The stored items that a body of the Responses API continues, and the responses that are stored."""
+"""Parses Responses bodies with the stored items that they continue, and stores responses."""
 
 import logging
 import time
@@ -21,70 +21,71 @@ from server.transport.websocket import CONNECTION, Remembered
 
 logger = logging.getLogger(__name__)
 MAX_REMEMBERED, MAX_REMEMBERED_ITEMS = 32, 16384
-"""Responses, and items in all of them, that a WebSocket connection remembers although ``store`` is false."""
+"""Responses with ``store: false``, and their items in total, that a WebSocket connection keeps."""
 
 
-async def read_response(request: Request, change: Callable[[Json], Json] = lambda given: given) -> ResponseRequest:
-    """Parse the body and the stored items that it continues. `change` returns the body to parse in its place."""
+async def read_response(request: Request, change: Callable[[Json], Json] = lambda body: body) -> ResponseRequest:
+    """Parse the body with the stored items that it continues, after `change` has replaced the body."""
     cipher = services(request).reasoning
     servers, key = services(request).mcp, key_of(request)
     web_search = servers.rules.web_search
     web_search = web_search if key.may_call(web_search) else ""
 
-    def uses_mcp(given: dict[str, Any]) -> bool:
-        tools = given.get("tools")
+    def uses_mcp(body: dict[str, Any]) -> bool:
+        tools = body.get("tools")
         return servers.is_for_requests and isinstance(tools, list) and any(is_mcp(entry, web_search) for entry in tools)
 
-    def first(given: dict[str, Any]) -> ResponseRequest | dict[str, Any]:
-        given = change(given)
-        names_state = any(given.get(name) for name in ("previous_response_id", "conversation"))
-        later = names_state or references(given.get("input")) or uses_mcp(given)
-        return given if later else parse_response(given, NO_HISTORY, cipher)
+    def parse_without_state(body: dict[str, Any]) -> ResponseRequest | dict[str, Any]:
+        """Parse a body that needs neither stored items nor MCP servers. Return another one unparsed."""
+        body = change(body)
+        names_state = any(body.get(name) for name in ("previous_response_id", "conversation"))
+        needs_more = names_state or references(body.get("input")) or uses_mcp(body)
+        return body if needs_more else parse_response(body, NO_HISTORY, cipher)
 
-    found = await read_as(request, first)
-    if isinstance(found, ResponseRequest):
-        return found
-    history = await _history(request, found)
-    if not uses_mcp(found):
-        return await read_later(request, lambda: parse_response(found, history, cipher))
-    given_items = found.get("input")
-    items = [*history.items, *(given_items if isinstance(given_items, list) else ())]
-    named = read_mcp(found["tools"], web_search, items)
-    return await read_with_servers(request, found, named, lambda body, mcp: parse_response(body, history, cipher, mcp))
+    body = await read_as(request, parse_without_state)
+    if isinstance(body, ResponseRequest):
+        return body
+    history = await _history(request, body)
+    if not uses_mcp(body):
+        return await read_later(request, lambda: parse_response(body, history, cipher))
+    inputs = body.get("input")
+    items = [*history.items, *(inputs if isinstance(inputs, list) else ())]
+    named = read_mcp(body["tools"], web_search, items)
+    return await read_with_servers(request, body, named, lambda body, mcp: parse_response(body, history, cipher, mcp))
 
 
-async def _history(request: Request, given: dict[str, Any]) -> History:
-    """Fetch the stored items that a body names. Raises `InvalidRequest` for those that its client does not have."""
+async def _history(request: Request, body: dict[str, Any]) -> History:
+    """Load the stored items that a body names. Raises `InvalidRequest` for items that the client does not own."""
     state, owner = services(request).state, owner_of(request)
-    previous, conversation = given.get("previous_response_id"), given.get("conversation")
+    previous, conversation = body.get("previous_response_id"), body.get("conversation")
     if previous and conversation:
         raise invalid("conversation", "cannot be combined with previous_response_id; send one")
     if isinstance(conversation, dict):
         conversation = conversation.get("id")
     items: list[Json] = []
-    named = "previous_response_id"
+    field = "previous_response_id"
     if isinstance(previous, str) and previous:
-        found = _histories(request).get(previous) or await state.chain(owner, previous)
-        if found is None:
+        chain = _histories(request).get(previous) or await state.chain(owner, previous)
+        if chain is None:
             raise InvalidRequest(f"Previous response with id '{short(previous)}' not found.", "previous_response_id")
-        items = found
+        items = chain
     elif isinstance(conversation, str) and conversation:
         if await state.get(owner, "conversation", conversation) is None:
             raise InvalidRequest(f"Conversation with id '{short(conversation)}' not found.", "conversation")
-        items, named = await state.items(owner, conversation), "conversation"
-    wanted = references(given.get("input"))
-    remembered = {item["id"]: item for each in _histories(request).values() for item in each if item["id"] in wanted}
-    referenced = {**await state.find_items(owner, wanted - set(remembered)), **remembered} if wanted else {}
-    return History(items, named, referenced)
+        items, field = await state.items(owner, conversation), "conversation"
+    ids = references(body.get("input"))
+    local = {item["id"]: item for each in _histories(request).values() for item in each if item["id"] in ids}
+    referenced = {**await state.find_items(owner, ids - set(local)), **local} if ids else {}
+    return History(items, field, referenced)
 
 
 def store_of(request: Request, parsed: ResponseRequest) -> Store:
-    """Return the function that stores the finished response."""
-    used, owner, histories = services(request), owner_of(request), _histories(request)
-    options, earlier, remembers = parsed.options, parsed.history.items, CONNECTION in request.scope
+    """Return a function that stores the finished response and returns whether it was stored."""
+    app, owner, histories = services(request), owner_of(request), _histories(request)
+    options, earlier, is_websocket = parsed.options, parsed.history.items, CONNECTION in request.scope
 
     async def store(response: Json, inputs: list[Json]) -> bool:
-        if remembers and not options.stored:
+        if is_websocket and not options.stored:
             histories[response["id"]] = [*earlier, *inputs, *response["output"]]
             while len(histories) > MAX_REMEMBERED or sum(map(len, histories.values())) > MAX_REMEMBERED_ITEMS:
                 histories.popitem(last=False)
@@ -93,16 +94,16 @@ def store_of(request: Request, parsed: ResponseRequest) -> Store:
             if options.stored:
                 previous = options.previous_response_id
                 parent = None if previous in histories else previous
-                await used.state.put(
+                await app.state.put(
                     *(owner, "response", {**response, "output": []}),
                     parent=parent,
                     inputs=[*earlier, *inputs] if previous and parent is None else inputs,
                     outputs=response["output"],
-                    expires_at=expiry(used),
+                    expires_at=expiry(app),
                     append_to=conversation,
                 )
             elif conversation is not None:
-                await used.state.append(owner, conversation, [*inputs, *response["output"]])
+                await app.state.append(owner, conversation, [*inputs, *response["output"]])
         except LlamapoolError as error:
             logger.warning("a response was not stored: %s", error.message)
             return False
@@ -111,19 +112,19 @@ def store_of(request: Request, parsed: ResponseRequest) -> Store:
     return store
 
 
-def expiry(used: Services) -> float | None:
-    """Return when a response that is stored now expires, in seconds since the epoch."""
-    keep_s = used.options.keep_s
+def expiry(app: Services) -> float | None:
+    """Return when a response that is stored now expires, in seconds since the epoch; None = never."""
+    keep_s = app.options.keep_s
     return None if keep_s is None else time.time() + keep_s
 
 
 async def stored_response(request: Request, response_id: str) -> Json:
     """Return a stored response of this client with its output. Raises `NotFound`."""
-    found = await find_object(request, "response", response_id)
-    return {**found, "output": await services(request).state.items(owner_of(request), response_id, is_output=True)}
+    response = await find_object(request, "response", response_id)
+    return {**response, "output": await services(request).state.items(owner_of(request), response_id, is_output=True)}
 
 
 def _histories(request: Request) -> Remembered:
-    """Return the responses that the WebSocket connection of the request remembers; none over HTTP."""
-    found: Remembered = request.scope.get(CONNECTION, OrderedDict())
-    return found
+    """Return the responses that the request's WebSocket connection keeps; none over HTTP."""
+    histories: Remembered = request.scope.get(CONNECTION, OrderedDict())
+    return histories

@@ -1,4 +1,4 @@
-"""The services that routes use: one frozen value on ``app.state.services``."""
+"""The services that routes use (one frozen value on ``app.state.services``), and the client of a request."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -47,13 +47,13 @@ class RunningCompletion:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Built once by `server.app`."""
+    """The application's services, built once by `server.app`."""
 
     pool: Pool
     options: HttpOptions
     prepare: Executor  # tokenization and template rendering
-    prepare_long: Executor  # of long texts, which take seconds each, so that they do not delay others
-    reading: Executor  # parses long request bodies one at a time, because parsing holds the GIL
+    prepare_long: Executor  # the same for long texts, which take seconds and must not delay others
+    reading: Executor  # parses long request bodies, one at a time because parsing holds the GIL
     metrics: Metrics
     media_loader: MediaLoader
     live: Live
@@ -67,90 +67,94 @@ class Services:
     batches: BatchRunner
     background: dict[tuple[str, str], KeptStream]  # running background responses by owner and id
     reasoning: ReasoningCipher  # encrypts reasoning that clients keep
-    slot_files: SavedFiles | None = None  # where slots are saved; None = nowhere
-    running: dict[str, RunningCompletion] = field(default_factory=dict)  # by the id of their replies
+    slot_files: SavedFiles | None = None  # saved slots; None without ``slot_save_path``
+    running: dict[str, RunningCompletion] = field(default_factory=dict)  # by id of the reply
     preparing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
-    compiling: CompileTurns = field(default_factory=CompileTurns)  # preparation again, with a grammar for the sandbox
+    compiling: CompileTurns = field(default_factory=CompileTurns)  # prepares requests with a new grammar
     keys: KeyStore = field(default_factory=KeyStore)
     rates: Rates = field(default_factory=Rates)
     streams: KeptStreams = field(default_factory=KeptStreams)
     sockets: set[asyncio.Task[None]] = field(default_factory=set)  # of open WebSockets
-    leaving: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server is to stop soon
-    draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server begins to stop
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server will stop soon
+    draining: asyncio.Event = field(default_factory=asyncio.Event)  # set when the server starts to stop
 
     def store_of(self, kind: Kind) -> Objects:
         return self.batches.state if kind == "batch" else self.state
 
     @property
     def cache_mode(self) -> Mode:
-        """Within which bounds requests share what was computed."""
+        """How requests are divided into cache namespaces."""
         return self.options.cache_scope or ("key" if self.keys.several else "server")
 
 
 def services(request: Request) -> Services:
     """Return the application's services, with the models that the request's key may use."""
-    found: Services = request.app.state.services
+    app: Services = request.app.state.services
     caller = caller_of(request)
     if caller is None or not caller.models:
-        return found
-    return replace(found, pool=found.pool.seen_by(caller.may_use))
+        return app
+    return replace(app, pool=app.pool.seen_by(caller.may_use))
 
 
 def target_of(request: Request) -> Target:
-    found: Target = request.scope[TARGET]
-    return found
+    target: Target = request.scope[TARGET]
+    return target
 
 
 def caller_of(request: Request) -> Key | None:
-    """Return the client's key; None for a request without one to an endpoint that needs none."""
+    """Return the client's key, or None for a request without a key to an endpoint that needs none."""
     return admission_of(request.scope).caller
 
 
 def sees_files(request: Request) -> bool:
-    """Return whether the client may see paths of model files and load flags; others see file names only."""
+    """Return whether the client may see paths of model files and load flags. Others see only file names."""
     return admission_of(request.scope).manages
 
 
 def key_of(request: Request) -> Key:
-    """Return the client's key, `ANYBODY` for a request without one."""
+    """Return the client's key, or `ANYBODY` for a request without a key."""
     return caller_of(request) or ANYBODY
 
 
 def owner_of(request: Request) -> str:
-    """Return the owner of the stored objects that a request may reach: its key's owner, which stays the same when the
-    key is rotated. All clients of a server without keys are one owner, ""."""
+    """Return the owner of the stored objects that a request may use: its key's owner, which survives key rotation.
+
+    All clients of a server without keys are one owner, "".
+    """
     return key_of(request).owner
 
 
 def stream_owner(request: Request) -> str:
-    """Return the owner of a request's resumable streams. Clients of a server without keys name their streams
-    themselves, and are distinguished by the key that they send anyway."""
+    """Return the owner of a request's resumable streams.
+
+    Stream ids are chosen by clients. On a server without keys, an unchecked key that a client sends sets its owner.
+    """
     return owner_of(request) or hash_of(given_key(dict(request.scope["headers"])))
 
 
 def cache_owner(request: Request) -> str:
-    """Return the owner of the cells that a request computes; "" = all clients."""
+    """Return the owner of the KV cells that a request computes, "" if all clients share them."""
     return "" if services(request).cache_mode == "server" else owner_of(request)
 
 
 async def lease_for(request: Request, name: str | None, task: Task = "generate") -> Lease:
-    """Return a lease of a model, which is loaded or woken first. The wait counts at the `ConcurrencyLimiter`.
+    """Load or wake a model if necessary, and return a lease of it. The wait counts against ``max_preparing``.
 
-    Raises as `Pool.acquire`, `QueueFull`, and `ClientDisconnect`. Raises `PermissionDenied` for a model that is not
-    loaded, if the key may neither use models nor load them: to load one can evict another.
+    Raises `QueueFull`, `ClientDisconnect`, and the errors of `Pool.acquire`. Raises `PermissionDenied` if the model is
+    not loaded and the key has neither scope ``infer`` nor ``models``, because a load can evict other models.
     """
-    used, caller = services(request), caller_of(request)
+    app, caller = services(request), caller_of(request)
     if caller is not None and {"infer", "models"}.isdisjoint(caller.scopes):
-        if not used.pool.serves(name, task):
+        if not app.pool.serves(name, task):
             raise PermissionDenied("the model is not loaded, and this API key lacks the scope 'infer' to load it")
-        return await used.pool.acquire(name, autoload=False, task=task)
-    with used.preparing.entered():
-        work = used.pool.acquire(name, autoload=wants_load(request), task=task)
-        return await while_connected(request, work)
+        return await app.pool.acquire(name, autoload=False, task=task)
+    with app.preparing.entered():
+        acquiring = app.pool.acquire(name, autoload=wants_load(request), task=task)
+        return await while_connected(request, acquiring)
 
 
 async def facts_of(request: Request, name: str | None) -> tuple[ModelState, ModelFacts]:
-    """Return a model and its facts. It is loaded if these are not known yet. Raises as `lease_for`."""
+    """Return a model and its facts. Loads the model if they are not known yet. Raises the errors of `lease_for`."""
     pool = services(request).pool
     state = pool.state(name)
     if state.facts is None:
@@ -161,23 +165,23 @@ async def facts_of(request: Request, name: str | None) -> tuple[ModelState, Mode
 
 
 def wants_load(request: Request) -> bool | None:
-    """Return whether a request may load a model: ``autoload`` of its query; None = as the server was started.
+    """Return the query's ``autoload``: whether the request may load a model. None: the server's option decides.
 
     Source: tools/server/server-models.cpp, is_autoload.
     """
     if b"autoload" not in request.scope["query_string"]:
         return None
-    said = request.query_params.get("autoload")
-    return said in ("true", "1") if said else None
+    value = request.query_params.get("autoload")
+    return value in ("true", "1") if value else None
 
 
 def wants_anthropic(request: Request) -> bool:
-    """Return whether the client is one of Anthropic's API at a path that OpenAI's clients use, too."""
+    """Return whether the client uses Anthropic's API. For paths that OpenAI's clients use as well."""
     return "anthropic-version" in request.headers
 
 
 def model_name(body: Mapping[str, object], field: str = "model") -> str | None:
-    """Return the model that a body names in this field, None if it names none. Raises `InvalidRequest`."""
+    """Return the name of a model in this field of a body, or None. Raises `InvalidRequest`."""
     name = body.get(field)
     if name is not None and not isinstance(name, str):
         raise invalid(field, "must be a string")
@@ -185,8 +189,8 @@ def model_name(body: Mapping[str, object], field: str = "model") -> str | None:
 
 
 def whole_number(request: Request, name: str, default: int) -> int:
-    """Return a number of the query. Raises `InvalidRequest`."""
-    given = request.query_params.get(name, "")
-    if given and not (given.isascii() and given.isdigit() and len(given) < 20):
+    """Return a whole number of the query. Raises `InvalidRequest`."""
+    text = request.query_params.get(name, "")
+    if text and not (text.isascii() and text.isdigit() and len(text) < 20):
         raise invalid(name, "must be a whole number of 0 or more")
-    return int(given) if given else default
+    return int(text) if text else default

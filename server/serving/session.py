@@ -1,4 +1,4 @@
-"""A client's request from the lease to the last event, whatever ends it."""
+"""One request of a client, from the lease of its model to the last event."""
 
 import asyncio
 import contextlib
@@ -31,37 +31,39 @@ from server.transport.admission import admission_of, scheduled_client
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 QUICK_BYTES = 2048
-"""Texts of this size, and of the vocabulary's ``quick_bytes``, are tokenized on the event loop: it takes 1 ms at worst,
-less than handing them to a thread."""
+"""Texts up to this size, and up to the vocabulary's ``quick_bytes``, are tokenized on the event loop.
+
+It takes 1 ms at most, less than the use of a thread."""
 LONG_BYTES = 1 << 20
-"""Longer texts are prepared in a thread of their own: a megabyte takes up to a second to tokenize."""
+"""Longer texts are prepared in separate threads: tokenizing a megabyte takes up to a second."""
 LONG_WITH_MEDIA = 16 << 20
 """The same limit for bodies with media, most of whose bytes are not tokenized."""
 PIN = "llamapool.pin"
-"""A key in the ASGI scope of a request that the server makes: the seconds for which its prompt is pinned in RAM."""
+"""The key of an internal request's ASGI scope with the seconds for which its prompt is pinned in RAM."""
 _NOT_IN_GRAPH = "backend_sampling is ignored: the model was loaded without it"
 Preparation = Callable[[LoadedModel, LoadedMedia], T]
-"""What is done with a model, and with what of a request's media it can be shown; blocking."""
+"""Blocking work with a model and the media of a request that the model supports."""
 
 
 class Session:
-    """Holds the lease and the engine requests of one client; `close` gives back everything, at any time.
+    """Holds the lease and the engine requests of one client. `close` releases everything, at any time.
 
-    A reply takes `start`, then `next` until it returns no events, for each round of generation. `prepare` is for
-    endpoints that only tokenize or render, `embed` for vectors.
+    For each round of generation call `start`, then `next` until it returns no events. `prepare` is for endpoints that
+    only tokenize or render, `embed` for embeddings.
 
-    ``services``: the application's, with the models that the client may use. ``warnings``: the fields and media of the
-    request that have no effect with this model.
+    ``services``: the application's services, with the models that the client may use. ``warnings``: fields and media of
+    the request that have no effect with this model.
 
-    The queue of events needs no limit of its own: a request has at most as many events as its context has tokens, and
-    the transport ends streams whose client does not read.
+    The queue of events needs no limit: a request has at most as many events as its context has tokens, and the
+    transport ends streams whose client does not read.
     """
 
     def __init__(
         self, request: HttpRequest, keep_alive_s: float | None = None, salt: str | None = None, end_user: str = ""
     ) -> None:
-        """`keep_alive_s`: see `Lease.keep_alive_s`. `salt`: the body's cache salt, "" for none, None if unknown.
-        `end_user`: the client's own user, "" for none.
+        """`keep_alive_s`: see `Lease.keep_alive_s`. `salt`: the body's cache salt, "" if absent, None if unknown.
+
+        `end_user`: the end user that the body names, "" if absent.
         """
         self.warnings: list[str] = []
         self.services = services(request)
@@ -72,16 +74,16 @@ class Session:
         self._n_body_bytes = admission_of(request.scope).n_body_bytes
         self._is_long = self._n_body_bytes > LONG_BYTES
         self._lease: Lease | None = None
-        self._names_adapter = False  # whether the name of its model is that of a LoRA adapter
+        self._names_adapter = False  # whether ``model`` is the name of a LoRA adapter
         self._preparing: Future[Any] | None = None
         self._tickets: list[Ticket] = []
-        self._arrived_at = 0.0  # when the engine got it first, where this is the second time
-        self._events: list[tuple[int, Event]] = []  # an asyncio.Queue takes a dozen calls for each token
+        self._arrived_at = 0.0  # on a retry: when the engine received the request first
+        self._events: list[tuple[int, Event]] = []  # an asyncio.Queue makes a dozen calls for each token
         self._failure: Exception | None = None  # the error after these events
-        self._arrival: asyncio.Future[None] | None = None  # what `wait` waits for
+        self._arrival: asyncio.Future[None] | None = None  # completed by the next events
 
     async def prepare(self, name: str | None, work: Preparation[T], media: Sequence[Media] = ()) -> T:
-        """Get the model and do `work` with it in a thread. Raises what the pool, fetching and `work` raise."""
+        """Lease the model and run `work` in a thread. Raises the errors of the pool, the media loader and `work`."""
         with self.services.preparing.entered():
             model = await self._acquire(name)
             loaded = await self._load_media(media, model)
@@ -90,16 +92,16 @@ class Session:
     async def start(
         self, name: str | None, work: Generate, media: Sequence[Media] = (), *, only_tokenizes: bool = False
     ) -> Generation:
-        """`prepare`, then submit the requests of its result; those that arrive together share a batch. `work` that
-        `only_tokenizes` a short text is done at once.
+        """Lease the model, run `work` in a thread, and submit the requests of its result.
 
-        A further round of the same reply has the same model, loaded again if its process has ended meanwhile.
+        `work` that `only_tokenizes` a short text runs on the event loop. Later rounds of a reply use the same model,
+        which is loaded again if its process has ended.
         """
         with self.services.preparing.entered():
             self._names_adapter = self._names_adapter or self.services.pool.names_adapter(name)
             is_lost = self._lease is not None and not self._lease.model.serves
             if is_lost:
-                self._let_go()
+                self._release_lost()
             model = await self._acquire(name) if self._lease is None or is_lost else self._lease.model
             loaded = await self._load_media(media, model)
             context = Context(
@@ -115,9 +117,9 @@ class Session:
                 pin_s=self._request.scope.get(PIN, 0.0),
             )
             is_short = self._n_body_bytes <= min(QUICK_BYTES, model.vocab.quick_bytes)
-            is_quick = only_tokenizes and is_short and not media and model.spec.shape is None
-            with contextlib.nullcontext() if is_quick else model.engine.preparing():
-                result = self._timed(work, context) if is_quick else await self._in_thread(lambda: work(context))
+            on_event_loop = only_tokenizes and is_short and not media and model.spec.shape is None
+            with contextlib.nullcontext() if on_event_loop else model.engine.preparing():
+                result = self._timed(work, context) if on_event_loop else await self._in_thread(lambda: work(context))
                 if self._names_adapter and any(request.adapters is None for request in result.requests):
                     raise NotFound(f"the LoRA adapter '{short(name or '')}' was unloaded meanwhile")
                 self._usage.submitted_at = time.perf_counter()
@@ -125,17 +127,19 @@ class Session:
                 for number, request in enumerate(result.requests):
                     if request.sampling.backend_sampling and not model.spec.engine.backend_sampling:
                         self.warnings.append(_NOT_IN_GRAPH)
-                    self._tickets.append(model.engine.submit(request, partial(self._take, number, n_prompt=n_prompt)))
+                    self._tickets.append(
+                        model.engine.submit(request, partial(self._receive, number, n_prompt=n_prompt))
+                    )
                     self._usage.n_open += request.n
-                self._usage.n_prompt += n_prompt  # refused requests count against no limit
-            for ticket in self._tickets:  # which are reached by their ids until `close`
+                self._usage.n_prompt += n_prompt  # not for refused requests, which count against no limit
+            for ticket in self._tickets:  # found by their ids until `close`
                 self.services.running[ticket.request.id] = RunningCompletion(
                     model.spec.id, result.reasoning, self._abort, self._key.owner
                 )
         return result
 
     async def embed(self, parsed: VectorRequest) -> bytes:
-        """Return the reply with the vectors of a request. Cancelled, take its inputs out of the queue."""
+        """Return the reply to an embedding or rerank request. Cancellation removes its inputs from the queue."""
         with self.services.preparing.entered():
             model = await self._acquire(parsed.model, parsed.task)
             embedder = model.embedder
@@ -145,39 +149,40 @@ class Session:
                 computing = embedder.submit(job.inputs)
                 self._usage.n_prompt += sum(map(len, job.inputs))
         try:
-            found = await computing
-        except QueueFull:  # as in `_take`
+            vectors = await computing
+        except QueueFull:  # as in `_receive`
             self._usage.n_prompt = 0
             raise
-        return await self._in_thread(lambda: job.reply(found))
+        return await self._in_thread(lambda: job.reply(vectors))
 
-    def _take(self, number: int, events: list[Event], n_prompt: int = 0) -> None:
-        """Count and keep the events of request `number`, up to the first failure of any request, and wake their reader.
-        `n_prompt`: prompt tokens of all requests that were submitted with it.
+    def _receive(self, number: int, events: list[Event], n_prompt: int = 0) -> None:
+        """Count and queue events of request `number` until the first failure of any request, and wake the reader.
+
+        `n_prompt`: prompt tokens of all requests that were submitted together.
         """
-        used = self._usage
+        usage = self._usage
         for event in events if self._failure is None else ():
-            if type(event) is Text:  # nearly all are
-                used.n_predicted += len(event.tokens)
+            if type(event) is Text:  # the most frequent type
+                usage.n_predicted += len(event.tokens)
             elif isinstance(event, Started):
-                used.started(event)
+                usage.started(event)
             elif isinstance(event, Finished):
-                used.finished(event)
+                usage.finished(event)
             elif isinstance(event, Failed):
                 self._failure = event.error
-                if isinstance(event.error, QueueFull):  # of a model's process, which refuses what was submitted
-                    used.n_prompt -= n_prompt
+                if isinstance(event.error, QueueFull):  # of a model's process, which refuses submitted requests
+                    usage.n_prompt -= n_prompt
                 break
             self._events.append((number, event))
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
     def _abort(self) -> None:
-        """Cancel the request by the operator: the reader of its events gets an error, and closes."""
-        self._take(0, [Failed(Unavailable("the request was cancelled by the operator of this server"))])
+        """Cancel the request on behalf of the operator: its reader gets an error and closes the session."""
+        self._receive(0, [Failed(Unavailable("the request was cancelled by the operator of this server"))])
 
     async def wait(self) -> None:
-        """Return when `next` returns at once. Raises the error of a request that failed, after its events."""
+        """Wait until `next` does not block. Raises the error of a failed request after its events."""
         while not self._events:
             if not self._usage.n_open:
                 return
@@ -189,14 +194,15 @@ class Session:
     async def next(self) -> list[tuple[int, Event]]:
         """Return the events that have arrived, each with the number of its request within the session.
 
-        Waits for the first one; returns none after the end of every choice. One caller at a time. Raises as `wait`.
+        Waits for the first event. Returns an empty list after the end of every choice. One caller at a time. Raises the
+        errors of `wait`.
         """
         await self.wait()
-        found, self._events = self._events, []
-        return found
+        events, self._events = self._events, []
+        return events
 
     async def retried(self, work: Callable[[], Awaitable[T]], may_repeat: Callable[[], bool] = lambda: True) -> T:
-        """Return the result of `work`, which starts once more if the model's process ends, as long as it may."""
+        """Return the result of `work`. If the model's process ends, run it once more, provided that `may_repeat()`."""
         try:
             return await work()
         except ModelEnded:
@@ -204,21 +210,21 @@ class Session:
                 raise
         self._arrived_at = min((ticket.submitted_at for ticket in self._tickets), default=0.0)
         log.warning("the model's process has ended: the request is retried", extra={"request": self._record.id})
-        self._let_go()
-        self._lease = None  # nothing of this attempt counts
+        self._release_lost()
+        self._lease = None  # the usage of this attempt is not counted
         self._events.clear()
         self._failure = None
         self._usage = self._record.usage = ModelUse(self._usage.model, retried=True)
-        await asyncio.sleep(0)  # then the pool knows, too; it could lend the lost model again
+        await asyncio.sleep(0)  # so that the pool notices, too, and does not lease the lost model again
         return await work()
 
-    def _let_go(self) -> None:
-        """Release the lease on a model whose process has ended. It is kept, so that `close` counts earlier rounds."""
+    def _release_lost(self) -> None:
+        """Release the lease of a model whose process has ended. `close` still counts the usage of earlier rounds."""
         assert self._lease is not None
-        self._withdraw(self._lease)
+        self._cancel_tickets(self._lease)
         self._lease.release()
 
-    def _withdraw(self, lease: Lease) -> None:
+    def _cancel_tickets(self, lease: Lease) -> None:
         for ticket in self._tickets:
             self.services.running.pop(ticket.request.id, None)
             if self._usage.n_open:
@@ -226,21 +232,21 @@ class Session:
         self._tickets.clear()
 
     def failed(self, error: Exception) -> None:
-        """Note the error that ends a reply that has begun."""
+        """Record the error that ends a reply after its start."""
         self._record.error = reason_of(error)
 
     def close(self) -> None:
-        """Cancel what runs and release the lease; later calls do nothing."""
+        """Cancel running requests, count their usage and release the lease. Later calls do nothing."""
         lease, self._lease = self._lease, None
         if lease is None:
             return
-        used = self._usage
-        self.services.rates.charge(self._key, used.n_prompt + used.n_predicted)
-        self._withdraw(lease)
-        used.cut_off(State.CANCELLED if self._failure is None else State.FAILED)
-        self.services.metrics.used(used, self._key.name)
+        usage = self._usage
+        self.services.rates.charge(self._key, usage.n_prompt + usage.n_predicted)
+        self._cancel_tickets(lease)
+        usage.cut_off(State.CANCELLED if self._failure is None else State.FAILED)
+        self.services.metrics.used(usage, self._key.name)
         self.services.usage.add(
-            self._key.name, used.model, prompt=used.n_prompt, cached=used.n_cached, completion=used.n_predicted
+            self._key.name, usage.model, prompt=usage.n_prompt, cached=usage.n_cached, completion=usage.n_predicted
         )
         preparing = self._preparing
         if preparing is None or preparing.done():
@@ -251,34 +257,34 @@ class Session:
         preparing.add_done_callback(lambda _: loop.call_soon_threadsafe(lease.release))
 
     async def _acquire(self, name: str | None, task: Task = "generate") -> LoadedModel:
-        self._usage.began_at = began = time.perf_counter()
+        self._usage.began_at = started_at = time.perf_counter()
         self._lease = await self.services.pool.acquire(name, autoload=wants_load(self._request), task=task)
         self._lease.keep_alive_s = self._keep_alive_s
-        self._usage.model, self._usage.load_s = self._lease.model.spec.id, time.perf_counter() - began
+        self._usage.model, self._usage.load_s = self._lease.model.spec.id, time.perf_counter() - started_at
         return self._lease.model
 
     async def _load_media(self, media: Sequence[Media], model: LoadedModel) -> LoadedMedia:
-        """Return what of `media` the model can be shown: fetched and decoded while nothing else waits for it."""
+        """Fetch and decode the `media` that the model supports. Adds a warning for each one that is not used."""
         if not media:
             return NO_MEDIA
         self._is_long = self._n_body_bytes > LONG_WITH_MEDIA
-        reader, shown = model.media, can_show(model)
-        wanted = [each for each in media if shown(each)]
+        reader, is_supported = model.media, can_show(model)
+        supported = [each for each in media if is_supported(each)]
         support = MediaSupport() if reader is None else MediaSupport(reader.kinds, reader.sample_rate)
-        # What a file is may be known within this scope; None where the body's salt is not, or nobody's.
-        scope = None if self._salt is None else self._cache_scope()
-        scope = scope if scope is not None and is_lasting(scope) else None
+        # Properties of decoded media are remembered within a cache namespace. None: not at all.
+        namespace = None if self._salt is None else self._cache_scope()
+        namespace = namespace if namespace is not None and is_lasting(namespace) else None
         loader = self.services.media_loader
-        loaded = await loader.load(wanted, support, scope, self._stored_file) if wanted else {}
+        loaded = await loader.load(supported, support, namespace, self._stored_file) if supported else {}
         n_document_bytes, lost, notes = 0, [], []
         for each in media:
-            found = None if each.source is None else loaded.get(each.source)
-            if found is None:
-                lost.append(f"{each.at}: {each.lost if shown(each) else each.placeholder}")
-            elif isinstance(found, Document):
-                notes += [f"{each.at}: {note}" for note in found.notes]
-                n_document_bytes += n_bytes_of(found)
-            elif isinstance(found, Video) and found.has_audio:
+            content = None if each.source is None else loaded.get(each.source)
+            if content is None:
+                lost.append(f"{each.at}: {each.lost if is_supported(each) else each.placeholder}")
+            elif isinstance(content, Document):
+                notes += [f"{each.at}: {note}" for note in content.notes]
+                n_document_bytes += n_bytes_of(content)
+            elif isinstance(content, Video) and content.has_audio:
                 notes.append(f"{each.at}: the audio track of a video is not used")
         self.warnings = lost + notes
         self._is_long |= n_document_bytes > LONG_BYTES
@@ -286,28 +292,28 @@ class Session:
 
     async def _stored_file(self, file_id: str) -> FileContent | None:
         state = self.services.state
-        found = await state.get(self._key.owner, "file", file_id)
-        data = None if found is None else await state.data(self._key.owner, file_id)
-        return None if found is None or data is None else FileContent(data, str(found.get("filename", "")))
+        file = await state.get(self._key.owner, "file", file_id)
+        data = None if file is None else await state.data(self._key.owner, file_id)
+        return None if file is None or data is None else FileContent(data, str(file.get("filename", "")))
 
     def _client(self, end_user: str) -> str:
         return scheduled_client(self._request.scope, end_user, several_keys=self.services.keys.several)
 
     def _cache_scope(self) -> str:
-        """Return the cache namespace of the body's salt; without one, the header has it, as in vLLM."""
+        """Return the cache namespace of the request. The body's salt overrides the header's, as in vLLM."""
         salt = self._salt or self._record.headers.get(b"x-cache-salt", b"").decode("latin-1")
         return cache_scope(self.services.cache_mode, self._key.owner, salt)
 
     def _timed(self, work: Generate, context: Context) -> Generation:
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         try:
             return work(context)
         finally:
-            self._usage.prepare_s += time.perf_counter() - began
+            self._usage.prepare_s += time.perf_counter() - started_at
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Do `work` in a thread: again where it may wait for the sandbox, if its grammar was not compiled before."""
-        began = time.perf_counter()
+        """Run `work` in a thread. If its grammar is not compiled yet, repeat it in a thread that may compile it."""
+        started_at = time.perf_counter()
         try:
             return await self._run(self.services.prepare_long if self._is_long else self.services.prepare, work)
         except CompileLater:
@@ -319,7 +325,7 @@ class Session:
                     attempt.cancel()
                     raise
         finally:
-            self._usage.prepare_s += time.perf_counter() - began
+            self._usage.prepare_s += time.perf_counter() - started_at
 
     async def _run(self, threads: Executor, work: Callable[[], T], attempt: Attempt | None = None) -> T:
         def run() -> T:

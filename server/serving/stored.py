@@ -1,6 +1,6 @@
-"""What the routes of stored objects share: finding an object of the client, lists in pages, and replies.
+"""Finds, lists and returns stored objects of a client.
 
-Objects may contain images of megabytes, so replies are serialized in the thread that reads long bodies.
+Objects may contain images of several megabytes, so replies are serialized in the thread that parses long bodies.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,20 +26,20 @@ _NOT_FOUND = {
 
 
 def not_found(kind: Kind, object_id: str) -> NotFound:
-    """Return the error for an object that the client does not have."""
+    """Return the error for an object that does not exist or that the client does not own."""
     return NotFound(_NOT_FOUND[kind].format(short(object_id)))
 
 
 async def find_object(request: Request, kind: Kind, object_id: str) -> Json:
     """Return an object of this client. Raises `NotFound`."""
-    found = await services(request).store_of(kind).get(owner_of(request), kind, object_id)
-    if found is None:
+    stored = await services(request).store_of(kind).get(owner_of(request), kind, object_id)
+    if stored is None:
         raise not_found(kind, object_id)
-    return found
+    return stored
 
 
 async def change_object(request: Request, kind: Kind, object_id: str, change: Callable[[Json], Json]) -> Json:
-    """Replace an object of this client by what `change` makes of it, and return that. Raises `NotFound`."""
+    """Replace an object of this client by ``change(object)``, and return the new object. Raises `NotFound`."""
     changed = await services(request).store_of(kind).update(owner_of(request), kind, object_id, change)
     if changed is None:
         raise not_found(kind, object_id)
@@ -52,17 +52,17 @@ async def remove_object(request: Request, kind: Kind, object_id: str) -> None:
         raise not_found(kind, object_id)
 
 
-def read_limit(given: str, most: int) -> int:
-    """Return the ``limit`` of a query. Raises `InvalidRequest`."""
-    if len(given) > len(str(most)) or not given.isdecimal() or not 1 <= int(given) <= most:
-        raise invalid("limit", f"must be a whole number between 1 and {most}")
-    return int(given)
+def read_limit(text: str, max_limit: int) -> int:
+    """Parse ``limit`` of a query. Raises `InvalidRequest`."""
+    if len(text) > len(str(max_limit)) or not text.isdecimal() or not 1 <= int(text) <= max_limit:
+        raise invalid("limit", f"must be a whole number between 1 and {max_limit}")
+    return int(text)
 
 
 def page_query(
     request: Request, *, max_limit: int = MAX_LIMIT, default_limit: int = DEFAULT_LIMIT, label: str | None = None
 ) -> PageQuery:
-    """Read which page of a list a client asks for, as OpenAI's API does: ``limit``, ``order`` and ``after``.
+    """Parse the page that a query requests in OpenAI's API: ``limit``, ``order`` and ``after``.
 
     Raises `InvalidRequest`.
     """
@@ -80,16 +80,16 @@ async def find_page(request: Request, kind: Kind, query: PageQuery) -> Page:
 async def list_items(request: Request, object_id: str, *, is_output: bool | None = None) -> Response:
     """Return the page of an object's items that the query asks for."""
     state, query = services(request).state, page_query(request)
-    found = await state.page_of_items(owner_of(request), object_id, query, is_output=is_output)
-    return await list_reply(request, found)
+    page = await state.page_of_items(owner_of(request), object_id, query, is_output=is_output)
+    return await list_reply(request, page)
 
 
-async def list_reply(request: Request, found: Page, headers: Mapping[str, str] | None = None) -> Response:
+async def list_reply(request: Request, page: Page, headers: Mapping[str, str] | None = None) -> Response:
     """Return a page as OpenAI's list object, with extra `headers`."""
-    page = page_of(found.data, has_more=found.has_more)
-    return await object_reply(request, {"object": "list", **page}, headers)
+    members = page_of(page.data, has_more=page.has_more)
+    return await object_reply(request, {"object": "list", **members}, headers)
 
 
 async def object_reply(request: Request, value: Json, headers: Mapping[str, str] | None = None) -> Response:
-    """Return `value` as a whole reply, with extra `headers`."""
+    """Return `value` as a JSON reply, with extra `headers`."""
     return await read_later(request, lambda: json_reply(value, headers=headers))

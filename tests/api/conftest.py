@@ -1,6 +1,6 @@
-"""The whole application over a fake model: no native library, no sockets, the lifespan run as uvicorn does.
+"""Fixtures that run the whole application over a fake model, without sockets and without the native library.
 
-`client` is enough for most tests. `serve(...)` starts an application with other settings or another loader::
+The lifespan runs as under uvicorn. `client` is enough for most tests. `serve(...)` takes settings and a loader::
 
     async with serve(loader=FakeLoader(replies={"Hi": "there"}), server={"slots": False}) as api:
         reply = await api.client.get("/health")
@@ -53,9 +53,9 @@ class Api:
         return pool
 
     def loaded(self, model: str = "demo") -> LoadedModel:
-        found = self.pool.state(model).loaded
-        assert found is not None
-        return found
+        loaded = self.pool.state(model).loaded
+        assert loaded is not None
+        return loaded
 
     async def settled(self) -> None:
         """Wait until every model that loads at start is loaded, or has failed."""
@@ -66,22 +66,25 @@ class Api:
     async def expect(
         self, request: str, body: Any = None, status: int = 200, part: Any = "", headers: Any = None
     ) -> httpx.Response:
-        """Send ``METHOD /path``. The reply must have this status and contain `part`: a text, or members of its JSON at
-        any depth, or a tuple of both."""
+        """Send ``METHOD /path`` and return the reply, which must have `status` and contain `part`.
+
+        `part` is a substring of the body, JSON members at any depth, or a tuple of both.
+        """
         method, path = request.split(" ", 1)
         sent: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {} if body is None else {"json": body}
         reply = await self.client.request(method, path, headers=headers, **sent)
         assert reply.status_code == status, (request, body, reply.text)
         for each in part if isinstance(part, tuple) else (part,):
-            assert each in reply.text if isinstance(each, str) else has(reply.json(), each), (request, body, reply.text)
+            matches = each in reply.text if isinstance(each, str) else contains(reply.json(), each)
+            assert matches, (request, body, reply.text)
         return reply
 
 
-def has(found: Any, part: Any) -> bool:
-    """Return whether every key of `part`, at any depth, is in `found` with its value."""
+def contains(value: Any, part: Any) -> bool:
+    """Return whether `value` has every key of `part`, at any depth, with the same value."""
     if isinstance(part, dict):
-        return isinstance(found, dict) and all(key in found and has(found[key], part[key]) for key in part)
-    return bool(found == part)
+        return isinstance(value, dict) and all(key in value and contains(value[key], part[key]) for key in part)
+    return bool(value == part)
 
 
 Serve = Callable[..., AbstractAsyncContextManager[Api]]
@@ -90,7 +93,7 @@ Serve = Callable[..., AbstractAsyncContextManager[Api]]
 def make_settings(
     server: Mapping[str, Any] | None = None, models: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Settings:
-    """Settings as a YAML file would give them, by default one model that loads at start."""
+    """Return the settings of a YAML file with these sections. The default model loads at startup."""
     models = MODELS if models is None else models
     return Settings(
         server=ServerSettings.model_validate({"drain_s": 60, "state": "memory", **(server or {})}),
@@ -102,9 +105,9 @@ def make_settings(
 
 @pytest.fixture(autouse=True, scope="session")
 def shared_routes() -> Iterator[None]:
-    """Give every application the same routes: they know nothing of it, and FastAPI needs 40 ms to make them."""
+    """Share one set of routes between all applications: routes have no state, and building them takes 40 ms."""
     first = create_app(make_settings(), loader=FakeLoader())
-    first.state.services.batches.state.database.close()  # it never runs
+    first.state.services.batches.state.database.close()  # this application never starts
 
     def include(app: FastAPI) -> None:
         app.router.routes[:] = first.router.routes
@@ -133,7 +136,7 @@ async def running(
 
 @pytest.fixture
 def serve() -> Serve:
-    """Starts applications: ``serve(loader=..., server={...}, models={...}, wait=True)``."""
+    """Return a context manager that runs an application: ``serve(loader, server={...}, models={...}, wait=True)``."""
 
     @asynccontextmanager
     async def start(
@@ -151,13 +154,18 @@ def serve() -> Serve:
                 await api.settled()
             yield api
             await check_nothing_leaked(api)
-        assert all(weights.closed for weights in loader.loaded), "weights outlive the server"
+        check_weights_closed(loader)
 
     return start
 
 
+def check_weights_closed(loader: FakeLoader) -> None:
+    """Assert that the server closed all weights when it stopped. A leaked lease prevents it."""
+    assert all(weights.closed for weights in loader.loaded), "weights outlive the server"
+
+
 async def check_nothing_leaked(api: Api) -> None:
-    """Every slot is free and every KV cell accounted for. (A lease that is left keeps the weights from closing.)"""
+    """Wait until all engines are idle, then assert that every slot is free and every KV cell is accounted for."""
     for state in api.pool.states():
         if state.loaded is not None:
             await idle(state.loaded)
@@ -168,20 +176,20 @@ async def check_nothing_leaked(api: Api) -> None:
 
 
 async def idle(engine: Any) -> None:
-    """Wait until no request waits or runs in an engine, or in all of a loaded model."""
+    """Wait until `engine`, an engine or a loaded model, has no queued or running request."""
     await until(lambda: not engine.busy)
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let the loop run until `condition` holds; for what announces itself by no event."""
+    """Poll until `condition` holds. For conditions that no event announces."""
     async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110 (see above; time decides nothing but a failure)
+        while not condition():  # noqa: ASYNC110 (no event to wait for)
             await asyncio.sleep(0.001)
 
 
 @pytest.fixture
 async def api(serve: Serve) -> AsyncIterator[Api]:
-    """One running application with the model "demo" loaded."""
+    """Yield a running application with the model "demo" loaded."""
     async with serve() as started:
         yield started
 
@@ -192,14 +200,17 @@ def client(api: Api) -> httpx.AsyncClient:
 
 
 class LiveServer(uvicorn.Server):
-    """Run plain uvicorn in the test's event loop. `config` is `uvicorn.Config`'s; `ready` is set when it listens."""
+    """Run plain uvicorn in the test's event loop. `config` is passed to `uvicorn.Config`.
+
+    `ready` is set when the server listens.
+    """
 
     def __init__(self, app: FastAPI, **config: Any) -> None:
         super().__init__(uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, **config))
         self.ready = asyncio.Event()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.should_exit = True  # uvicorn would raise the signal once more at its end
+        self.should_exit = True  # uvicorn's own handler raises the signal again at shutdown
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -208,16 +219,16 @@ class LiveServer(uvicorn.Server):
 
 @dataclass(frozen=True)
 class Live:
-    """A running application behind a real socket."""
+    """A running application that listens on a real socket."""
 
     api: Api
     server: LiveServer
     port: int
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
-    """Of all connections: a transport that is left open is an error of whatever test runs when it is collected."""
+    """Writers of all connections. An open transport fails the test that runs when it is garbage-collected."""
 
     async def connect(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A new connection on which `raw` was sent."""
+        """Open a connection and send `raw` on it."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.writers.append(writer)
         writer.write(raw)
@@ -225,7 +236,7 @@ class Live:
         return reader, writer
 
     async def exchange(self, raw: bytes) -> bytes:
-        """All that the server says to `raw` until it closes the connection."""
+        """Send `raw` on a new connection. Return all bytes until the server closes the connection."""
         reader, writer = await self.connect(raw)
         try:
             return await asyncio.wait_for(reader.read(), TIMEOUT_S)
@@ -238,8 +249,10 @@ GoLive = Callable[..., AbstractAsyncContextManager[Live]]
 
 @pytest.fixture
 def live() -> GoLive:
-    """Starts applications behind uvicorn: for what only a socket can show. Takes what `serve` takes, and
-    ``uvicorn``: options of uvicorn."""
+    """Return a context manager that runs an application under uvicorn, for tests that need a real socket.
+
+    It takes the arguments of `serve`, overrides of `Services.options`, and ``uvicorn``: arguments of `uvicorn.Config`.
+    """
 
     @asynccontextmanager
     async def start(
@@ -251,10 +264,10 @@ def live() -> GoLive:
     ) -> AsyncIterator[Live]:
         loader = loader or FakeLoader()
         app = create_app(make_settings(**settings), loader=loader)
-        if options:  # e.g. shorter than the settings allow
+        if options:  # e.g. times shorter than the settings allow
             app.state.services = replace(app.state.services, options=replace(app.state.services.options, **options))
         listening = socket.create_server(("127.0.0.1", 0))
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)  # so that little fits on the way
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)  # so that a slow client blocks it soon
         port = listening.getsockname()[1]
         server = LiveServer(app, **(uvicorn or {}))
         async with asyncio.timeout(TIMEOUT_S):
@@ -277,13 +290,13 @@ def live() -> GoLive:
                     for writer in running_live.writers:
                         with suppress(OSError):  # reset by the server, or aborted by the test
                             await writer.wait_closed()
-        assert all(weights.closed for weights in loader.loaded), "weights outlive the server"
+        check_weights_closed(loader)
 
     return start
 
 
 def chat_request(path: str = "/v1/chat/completions", **body: Any) -> bytes:
-    """The bytes of a POST with a chat body, by default a stream."""
+    """Return the bytes of an HTTP POST with a chat body, which streams by default."""
     payload = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, **body}
     content = json.dumps(payload).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n\r\n"

@@ -1,15 +1,19 @@
-"""A client below httpx, which would collect a stream before it shows any of it: one ASGI call, chunk by chunk."""
+"""An ASGI client that reads a reply chunk by chunk, and parsers of event streams.
+
+httpx's ASGI transport returns a reply only when it is complete, so it cannot test streams that are still running.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-TIMEOUT_S = 100.0
+from tests.api.conftest import TIMEOUT_S, Api
 
 
 def scope_of(kind: str, path: str, headers: Mapping[str, str], **more: object) -> dict[str, Any]:
@@ -32,7 +36,7 @@ def scope_of(kind: str, path: str, headers: Mapping[str, str], **more: object) -
 
 
 class Exchange:
-    """One request under way: `start` is the reply's first message, `chunk` the next part of its body."""
+    """One running HTTP request: `start` waits for the reply's status, `chunk` for the next part of its body."""
 
     def __init__(
         self, app: FastAPI, path: str, body: object, headers: Mapping[str, str] | None = None, method: str = "POST"
@@ -56,29 +60,35 @@ class Exchange:
         self.gone.set()
 
     async def start(self) -> int:
-        """Wait for the reply to begin: its status."""
+        """Wait until the reply starts. Return its status."""
         message = await self.messages.get()
         assert message["type"] == "http.response.start"
         status: int = message["status"]
         return status
 
     async def chunk(self) -> bytes:
-        """The next part of the body; b"" at the end."""
+        """Wait for the next part of the body. Return b"" at the end."""
         message = await self.messages.get()
         body: bytes = message.get("body", b"")
         return body
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The parts of the body up to the end."""
+        """Yield the parts of the body until its end."""
         while part := await self.chunk():
             yield part
+
+
+def set_short_pings(api: Api) -> None:
+    """Set a ping interval that is shorter than the settings allow."""
+    services = api.app.state.services
+    api.app.state.services = replace(services, options=replace(services.options, sse_ping_interval=0.02))
 
 
 @asynccontextmanager
 async def posting(
     app: FastAPI, path: str, body: object, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[Exchange]:
-    """A POST that ends, by disconnecting if need be, with the block."""
+    """Send a POST. When the block ends, disconnect and wait until the application has finished."""
     async with asyncio.timeout(TIMEOUT_S):
         exchange = Exchange(app, path, body, headers=headers)
         try:
@@ -90,20 +100,20 @@ async def posting(
 
 
 def events(raw: str) -> list[dict[str, Any]]:
-    """The parsed events of a whole stream, which must end with [DONE]."""
-    *parsed, done = _parts(raw)
+    """Parse a complete stream, which must end with [DONE]."""
+    *parts, done = _parts(raw)
     assert done == "data: [DONE]"
-    return [orjson.loads(part.removeprefix("data: ")) for part in parsed]
+    return [orjson.loads(part.removeprefix("data: ")) for part in parts]
 
 
 def native_events(raw: str) -> list[dict[str, Any]]:
-    """The parsed events of a whole native stream, which has no [DONE]."""
+    """Parse a complete stream of llama-server's own API, which has no [DONE]."""
     return [orjson.loads(part.removeprefix("data: ")) for part in _parts(raw)]
 
 
 def typed_events(raw: str, known: TypeAdapter[Any] | None = None) -> list[Any]:
-    """The parsed events of a whole stream of Anthropic's or Responses, without pings; `known` validates each."""
-    found = []
+    """Parse a complete Messages or Responses stream, without its pings. `known` validates each event."""
+    parsed = []
     for part in _parts(raw):
         name, _, data = part.partition("\ndata: ")
         event = orjson.loads(data)
@@ -111,15 +121,15 @@ def typed_events(raw: str, known: TypeAdapter[Any] | None = None) -> list[Any]:
         if event["type"] not in ("ping", "keepalive"):
             if known is not None:
                 known.validate_python(event)
-            found.append(event)
-    return found
+            parsed.append(event)
+    return parsed
 
 
-def whole_message(found: list[Any]) -> dict[str, Any]:
-    """The message that the events of Anthropic's stream build."""
-    assert (found[0]["type"], found[-1]["type"]) == ("message_start", "message_stop")
+def whole_message(parsed: list[Any]) -> dict[str, Any]:
+    """Assemble the message of a Messages stream from its events."""
+    assert (parsed[0]["type"], parsed[-1]["type"]) == ("message_start", "message_stop")
     blocks: list[dict[str, Any]] = []
-    for event in found:
+    for event in parsed:
         if event["type"] == "content_block_start":
             assert event["index"] == len(blocks)
             blocks.append({**event["content_block"], "partial_json": ""})
@@ -127,9 +137,9 @@ def whole_message(found: list[Any]) -> dict[str, Any]:
             for key in event["delta"].keys() - {"type"}:
                 blocks[event["index"]][key] += event["delta"][key]
     for block in blocks:
-        if written := block.pop("partial_json"):
-            block["input"] = orjson.loads(written)
-    message, end = found[0]["message"], found[-2]
+        if partial_json := block.pop("partial_json"):
+            block["input"] = orjson.loads(partial_json)
+    message, end = parsed[0]["message"], parsed[-2]
     return {**message, "content": blocks, **end["delta"], "usage": message["usage"] | end["usage"]}
 
 

@@ -1,4 +1,4 @@
-"""The walk through a new wire format in docs/adding.md, as it is written there."""
+"""The code blocks of docs/adding.md that add a dialect, executed and served over a fake model."""
 
 import re
 import sys
@@ -13,24 +13,26 @@ from tests.support.fakes import FakeLoader
 from tests.support.real_server import ROOT
 
 BLOCK = re.compile(r"```python\n# (server/\S+)\.py\n(.*?)```", re.DOTALL)
-IN_ORDER = ("server/dialects/tgi", "server/routes/tgi")
+IMPORT_ORDER = ("server/dialects/tgi", "server/routes/tgi")
 
 
 @pytest.fixture
 def route(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of the route, made of the page's two files."""
+    """Execute the page's two files. Return the module with the route."""
     files = dict(BLOCK.findall((ROOT / "docs" / "adding.md").read_text()))
-    assert set(IN_ORDER) <= set(files)
-    for path in IN_ORDER:
+    assert set(IMPORT_ORDER) <= set(files)
+    for path in IMPORT_ORDER:
         module = ModuleType(path.replace("/", "."))
         monkeypatch.setitem(sys.modules, module.__name__, module)
         exec(compile(files[path], f"docs/adding.md: {path}.py", "exec"), module.__dict__)
     return module
 
 
-async def test_two_files_make_a_dialect(serve: Serve, route: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_documented_dialect_generates_streams_and_rejects(
+    serve: Serve, route: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = endpoints.Endpoint("POST", "/generate", "infer")
-    monkeypatch.setitem(endpoints._FIXED, (row.method, row.path), row)  # as its line in the private table does
+    monkeypatch.setitem(endpoints._FIXED, (row.method, row.path), row)  # the page adds a line to this private table
     async with serve(FakeLoader(replies={"Hi<|im_end|>\n<|im_start|>assistant\n": "Hello there"})) as api:
         api.app.include_router(route.router)
         body = {"inputs": "Hi", "parameters": {"max_new_tokens": 5, "temperature": 0}}

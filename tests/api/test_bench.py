@@ -1,4 +1,4 @@
-"""`llamapool bench` against the application over a fake model, through a real socket."""
+"""`llamapool bench` over a real socket, against the application with a fake model."""
 
 import asyncio
 import json
@@ -24,13 +24,13 @@ def loader() -> FakeLoader:
     return FakeLoader(n_seq=3, n_ctx_seq=8192, n_batch=512)
 
 
-async def bench(port: int, *words: str) -> int:
-    """The command in a thread, as it has an event loop of its own; its exit status."""
-    return await asyncio.to_thread(main, ["--url", f"http://127.0.0.1:{port}", "--quiet", *QUICK, *words])
+async def bench(port: int, *arguments: str) -> int:
+    """Run the command in a thread, since it starts its own event loop. Return its exit status."""
+    return await asyncio.to_thread(main, ["--url", f"http://127.0.0.1:{port}", "--quiet", *QUICK, *arguments])
 
 
 @pytest.mark.parametrize("api", [(), ("--chat",)], ids=["completions", "chat"])
-async def test_every_scenario_that_any_model_can_do_gives_figures(
+async def test_every_remote_scenario_reports_its_measurements(
     live: GoLive, tmp_path: Path, capsys: pytest.CaptureFixture[str], api: tuple[str, ...]
 ) -> None:
     names = [scenario.name for scenario in SCENARIOS if not scenario.local]
@@ -39,21 +39,21 @@ async def test_every_scenario_that_any_model_can_do_gives_figures(
     result = json.loads((tmp_path / "r.json").read_text())
     failures = {scenario["name"]: scenario["failure"] for scenario in result["scenarios"] if scenario["failure"]}
     assert (failures, status) == ({}, 0)
-    figures = {scenario["name"]: scenario["rounds"][0] for scenario in result["scenarios"]}
-    assert list(figures) == names
-    assert all(value >= 0 for rounds in figures.values() for value in rounds.values())
-    assert figures["long"]["TTFT of the long prompt ms"] > 0
-    assert figures["prefix"]["prompt tokens computed"] < figures["prefix"]["prompt tokens"]
+    rounds = {scenario["name"]: scenario["rounds"][0] for scenario in result["scenarios"]}
+    assert list(rounds) == names
+    assert all(value >= 0 for values in rounds.values() for value in values.values())
+    assert rounds["long"]["TTFT of the long prompt ms"] > 0
+    assert rounds["prefix"]["prompt tokens computed"] < rounds["prefix"]["prompt tokens"]
     assert "longest gap ms" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pins a process to a core")
-async def test_the_neighbour_is_gone_after_its_scenario(live: GoLive) -> None:
+async def test_contended_scenario_succeeds(live: GoLive) -> None:
     async with live(loader()) as server:
         assert await bench(server.port, "--scenario", "contended") == 0
 
 
-async def test_what_a_server_cannot_do_is_reported_and_the_rest_is_measured(
+async def test_failed_scenario_is_reported_and_the_others_are_measured(
     live: GoLive, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with live(FakeLoader(n_seq=3, n_ctx_seq=512, n_batch=512)) as server:
@@ -64,14 +64,16 @@ async def test_what_a_server_cannot_do_is_reported_and_the_rest_is_measured(
     assert status == 1
 
 
-async def test_a_wrong_key_is_said_and_has_its_own_status(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_invalid_api_key_has_its_own_message_and_exit_status(
+    live: GoLive, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with live(loader(), server={"api_keys": ["right"]}) as server:
         assert await bench(server.port, "--scenario", "prefix", "--api-key", "wrong") == 4
         assert "refuses the API key (401): Invalid API Key" in capsys.readouterr().err
         assert await bench(server.port, "--scenario", "prefix", "--api-key", "right") == 0
 
 
-async def test_a_model_that_is_not_there_is_named(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_model_option_selects_one_of_several_models(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
     models = {name: {"path": "demo.gguf", "load": "on_demand"} for name in ("a", "b")}
     async with live(loader(), models=models) as server:
         assert await bench(server.port, "--scenario", "prefix", "--model", "c") == 5
@@ -83,7 +85,7 @@ async def test_a_model_that_is_not_there_is_named(live: GoLive, capsys: pytest.C
 
 
 class PlainOpenAi:
-    """An OpenAI-compatible server of chats alone that refuses fields which OpenAI's API does not have."""
+    """A chat-only OpenAI-compatible server that rejects fields outside of OpenAI's API."""
 
     FIELDS = frozenset({"model", "messages", "prompt", "max_tokens", "temperature", "stream", "stream_options"})
 
@@ -108,7 +110,7 @@ class PlainOpenAi:
         await reply(scope, receive, send)
 
 
-async def test_a_server_without_llama_servers_fields_is_measured_by_flags(
+async def test_plain_openai_server_is_measured_with_body_and_chat_options(
     live: GoLive, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with live(loader()) as server:
@@ -122,7 +124,9 @@ async def test_a_server_without_llama_servers_fields_is_measured_by_flags(
         assert await bench(server.port, *plain, "--chat") == 0
 
 
-async def test_nobody_at_the_address_is_said(live: GoLive, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_unreachable_server_has_its_own_message_and_exit_status(
+    live: GoLive, capsys: pytest.CaptureFixture[str]
+) -> None:
     async with live(loader()) as server:
         port = server.port
     assert await bench(port) == 3
@@ -130,16 +134,18 @@ async def test_nobody_at_the_address_is_said(live: GoLive, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    "words", [["--scenario", "fast"], ["--url", "ftp://x"], ["--json", "/nowhere/r.json", "--scenario", "prefix"]]
+    "arguments", [["--scenario", "fast"], ["--url", "ftp://x"], ["--json", "/nowhere/r.json", "--scenario", "prefix"]]
 )
-async def test_what_makes_no_sense_is_said(live: GoLive, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+async def test_invalid_values_are_named_in_the_error(
+    live: GoLive, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
     async with live(loader()) as server:
-        assert await bench(server.port, *words) == 1
-    assert words[1].split("/")[-1] in capsys.readouterr().err
+        assert await bench(server.port, *arguments) == 1
+    assert arguments[1].split("/")[-1] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--rounds", "0"], ["--scale", "nan"], ["--body", "[1]"], ["--fast"]])
-def test_wrong_options_end_with_status_2(words: list[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == 2
+@pytest.mark.parametrize("arguments", [["--rounds", "0"], ["--scale", "nan"], ["--body", "[1]"], ["--fast"]])
+def test_invalid_options_end_with_status_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2

@@ -1,4 +1,4 @@
-"""The description of the API against the API: every route is in it, examples work, replies have its shapes."""
+"""/openapi.json describes every route; its examples work, and real replies match its schemas."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -29,14 +29,14 @@ ROUTES = sorted(
     for method in cast(set[str], route.methods)
 )
 STORED = ("{response_id}", "{conversation_id}", "{file_id}", "{batch_id}")
-"""Objects of which there are none."""
-EXPECTED = {  # what an example can't do without a saved slot, a file, or a model that is not there
+"""Path parameters of stored objects, of which there are none: their examples are a 404."""
+EXPECTED = {  # the status of examples that need a file, an audio model or the network
     ("POST", "/predict"): 404,
     ("POST", "/v1/batches"): 404,
     ("POST", "/v1/files"): 400,  # the example's fields are sent as files
     ("POST", "/lora-adapters"): 400,  # the model has no adapters
     ("POST", "/models/load"): 400,
-    ("POST", "/v1/audio/transcriptions"): 501,  # the model hears nothing
+    ("POST", "/v1/audio/transcriptions"): 501,  # the model has no audio support
     ("POST", "/audio/transcriptions"): 501,
     ("POST", "/v1/audio/translations"): 501,
     ("POST", "/v1/moderations"): 501,
@@ -46,7 +46,7 @@ EXPECTED = {  # what an example can't do without a saved slot, a file, or a mode
     ("DELETE", "/v1/stream"): 204,
     ("DELETE", "/api/delete"): 404,
 }
-PLACES = {
+PATH_VALUES = {
     **dict.fromkeys(("{conversation_id}", "{item_id}", "{file_id}", "{batch_id}"), "x"),
     "{response_id}": "resp_x",
     "{model_id:path}": "demo",
@@ -81,34 +81,34 @@ def operations(document: Any) -> Iterator[tuple[str, str, Any]]:
         yield method, path, document["paths"][path.replace(":path", "")][method.lower()]
 
 
-def place(path: str) -> str:
-    """An address of a route."""
+def url_of(path: str) -> str:
+    """Return a URL of the route `path`."""
     url = path
-    for name, value in PLACES.items():
+    for name, value in PATH_VALUES.items():
         url = url.replace(name, value)
     return url + QUERY.get(path, "")
 
 
-def expected(method: str, path: str, otherwise: int) -> int:
-    """Return the status of an example."""
-    return EXPECTED.get((method, path), 404 if any(each in path for each in STORED) else otherwise)
+def expected_status(method: str, path: str, default: int) -> int:
+    """Return the status of an operation's example."""
+    return EXPECTED.get((method, path), 404 if any(each in path for each in STORED) else default)
 
 
 def check(instance: object, schema: dict[str, Any], document: dict[str, Any]) -> None:
-    """Raise unless the instance is what the schema of the document says."""
+    """Raise unless `instance` matches `schema`, which may refer to the document's components."""
     jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(instance)
 
 
-def test_the_description_is_valid(document: Any) -> None:
+def test_document_is_valid_openapi_3_1(document: Any) -> None:
     OpenAPIV31SpecValidator(document).validate()
 
 
-def test_every_endpoint_is_described_and_nothing_else(document: Any) -> None:
-    shown = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert shown == {(method, path.replace(":path", "")) for method, path in ROUTES}
+def test_document_describes_exactly_the_routes(document: Any) -> None:
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(method, path.replace(":path", "")) for method, path in ROUTES}
 
 
-def test_every_operation_says_what_it_takes_what_it_gives_and_how_it_fails(document: Any) -> None:
+def test_every_operation_has_summary_schemas_examples_and_errors(document: Any) -> None:
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             assert operation["summary"], (method, path)
@@ -120,8 +120,8 @@ def test_every_operation_says_what_it_takes_what_it_gives_and_how_it_fails(docum
                         check(content["example"], content["schema"], document)
                 if status not in ("200", "204"):
                     assert response["content"]["application/json"]["example"]
-            keyed = operation.get("security") != []
-            assert ("401" in operation["responses"]) == keyed
+            needs_key = operation.get("security") != []
+            assert ("401" in operation["responses"]) == needs_key
             if "requestBody" in operation:
                 (content,) = operation["requestBody"]["content"].values()
                 check(content["example"], content["schema"], document)
@@ -131,23 +131,25 @@ def test_every_operation_says_what_it_takes_what_it_gives_and_how_it_fails(docum
 def test_every_field_of_every_body_has_a_schema(document: Any) -> None:
     bodies = {name: schema for name, schema in document["components"]["schemas"].items() if name.endswith("Body")}
     assert len(bodies) > 10
-    nameless = [(name, field) for name, each in bodies.items() for field, its in each["properties"].items() if not its]
-    assert nameless == [], "a field that is read by hand has its schema in its type (server.dialects.fields)"
+    missing = [
+        (name, field) for name, body in bodies.items() for field, schema in body["properties"].items() if not schema
+    ]
+    assert missing == [], "give a field with its own parser a schema in its type (server.dialects.fields)"
 
 
 def example(operation: dict[str, Any]) -> dict[str, Any]:
-    """An operation's own, as httpx takes it."""
+    """Return the operation's example as arguments of httpx."""
     ((kind, content),) = operation.get("requestBody", {}).get("content", {"": {}}).items()
     return {"files": content["example"]} if kind == FORM else {"json": content.get("example")}
 
 
-async def test_examples_work_and_their_replies_have_the_shapes(api: Api, document: Any) -> None:
+async def test_examples_work_and_replies_match_their_schemas(api: Api, document: Any) -> None:
     for method, path, operation in operations(document):
         if SSE in operation["responses"].get("200", {}).get("content", {}) and method == "GET":
-            continue  # endless
-        reply = await api.client.request(method, place(path), **example(operation))
-        wanted = expected(method, path, 200 if "200" in operation["responses"] else 501)
-        assert reply.status_code == wanted, (method, path, reply.text)
+            continue  # an endless stream
+        reply = await api.client.request(method, url_of(path), **example(operation))
+        status = expected_status(method, path, 200 if "200" in operation["responses"] else 501)
+        assert reply.status_code == status, (method, path, reply.text)
         if reply.status_code == 204:
             continue
         content = operation["responses"][str(reply.status_code)]["content"]
@@ -158,42 +160,40 @@ async def test_examples_work_and_their_replies_have_the_shapes(api: Api, documen
             assert kind in content
 
 
-async def test_what_loads_a_model_says_so_and_reads_autoload(serve: Serve, document: Any) -> None:
+async def test_operations_that_load_a_model_document_and_obey_autoload(serve: Serve, document: Any) -> None:
     options = {"slot_save_path": ".", "lora_dir": ".", "props": True}
     async with serve(models={"demo": {"path": "d.gguf"}}, server=options) as api:
         for method, path, operation in operations(document):
             if not any(each["name"] == "autoload" for each in operation.get("parameters", ())):
                 continue
-            url = place(path)
-            reply = await api.client.request(
-                method, f"{url}{'&' if '?' in url else '?'}autoload=false", **example(operation)
-            )
+            url = url_of(path) + ("&" if "?" in url_of(path) else "?") + "autoload=false"
+            reply = await api.client.request(method, url, **example(operation))
             assert (reply.status_code, "not loaded" in reply.text) == (400, True), (method, path, reply.text)
         assert api.pool.state("demo").status is Status.UNLOADED
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
-    said = [operation_of(route.endpoint) for route in routes if route.include_in_schema]
-    assert all(503 in operation.errors for operation in said if operation.loads)
+    described = [operation_of(route.endpoint) for route in routes if route.include_in_schema]
+    assert all(503 in operation.errors for operation in described if operation.loads)
 
 
-async def test_a_broken_body_fails_in_the_shape_that_is_described(api: Api, document: Any) -> None:
+async def test_error_of_an_invalid_body_matches_its_schema(api: Api, document: Any) -> None:
     for method, path, operation in operations(document):
         if method == "POST":
-            reply = await api.client.post(place(path), content=b"{", headers={"Content-Type": "application/json"})
-            wanted = 400 if "requestBody" in operation else expected(method, path, 501)
-            assert reply.status_code == wanted, path
+            reply = await api.client.post(url_of(path), content=b"{", headers={"Content-Type": "application/json"})
+            status = 400 if "requestBody" in operation else expected_status(method, path, 501)
+            assert reply.status_code == status, path
             responses = operation["responses"]
             check(reply.json(), responses[str(reply.status_code)]["content"]["application/json"]["schema"], document)
 
 
-async def test_streams_have_the_events_that_are_described(api: Api, document: Any) -> None:
-    found = set()
+async def test_stream_events_match_their_schemas(api: Api, document: Any) -> None:
+    tested = set()
     for path, methods in document["paths"].items():
         operation = methods.get("post", {})
         content = operation.get("responses", {}).get("200", {}).get("content", {})
         media = next((kind for kind in ("text/event-stream", "application/x-ndjson") if kind in content), None)
         if media is None:
             continue
-        found.add(path)
+        tested.add(path)
         body = operation["requestBody"]["content"].get("application/json", {}).get("example")
         if body is None:  # a form
             continue
@@ -207,11 +207,11 @@ async def test_streams_have_the_events_that_are_described(api: Api, document: An
             if line != "[DONE]":
                 last = path in ("/completion", "/completions", "/infill") and line == lines[-1]
                 check(json.loads(line), whole if last else schema, document)
-        assert len(lines) > (0 if path == "/api/pull" else 2)  # of a model that is there
-    assert {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions", "/completion"} <= found
+        assert len(lines) > (0 if path == "/api/pull" else 2)  # pulling a model that exists is one line
+    assert {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions", "/completion"} <= tested
 
 
-async def test_the_page_needs_nothing_from_elsewhere(serve: Serve) -> None:
+async def test_docs_page_loads_only_its_own_files(serve: Serve) -> None:
     async with serve(server={"api_prefix": "/llm", "api_keys": ["secret"]}) as api:
         page = await api.client.get("/llm/docs")
         assert page.status_code == 200
@@ -228,5 +228,5 @@ async def test_the_page_needs_nothing_from_elsewhere(serve: Serve) -> None:
         assert "'openapi.json'" in page.text
         document = (await api.client.get("/llm/openapi.json")).json()
         assert "/v1/chat/completions" in document["paths"]
-        assert document["servers"] == [{"url": "."}]  # which is /llm, where the document is
+        assert document["servers"] == [{"url": "."}]  # relative to the document, so /llm
         assert (await api.client.get("/llm/docs/other.js")).status_code in (401, 404)

@@ -1,6 +1,6 @@
-/* What the clock, the disk and its room look like to a process, by files in $CHAOS that a test makes:
-   ``clock`` holds seconds by which the day's clock is wrong, ``slow`` milliseconds that each write and fsync of a
-   regular file takes, ``full`` makes each write of a regular file in $CHAOS_DISK fail with ENOSPC. */
+/* A preloaded library (LD_PRELOAD) that injects faults. Each file in $CHAOS has the value of one fault:
+   ``clock`` the offset of the wall clock in seconds, ``slow`` the milliseconds that each write and fsync of a regular
+   file in $CHAOS_DISK takes; a nonzero ``full`` makes these fail with ENOSPC. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -13,15 +13,15 @@
 #include <time.h>
 #include <unistd.h>
 
-static long told(const char *what, long otherwise) {
+static long fault_value(const char *name) {
   const char *folder = getenv("CHAOS");
   char path[4096];
-  long value = otherwise;
-  if (!folder) return otherwise;
-  snprintf(path, sizeof path, "%s/%s", folder, what);
+  long value = 0;
+  if (!folder) return 0;
+  snprintf(path, sizeof path, "%s/%s", folder, name);
   FILE *file = fopen(path, "r");
-  if (!file) return otherwise;
-  if (fscanf(file, "%ld", &value) != 1) value = otherwise;
+  if (!file) return 0;
+  if (fscanf(file, "%ld", &value) != 1) value = 0;
   fclose(file);
   return value;
 }
@@ -38,11 +38,11 @@ static int on_disk(int fd) {
   return strncmp(path, disk, strlen(disk)) == 0;
 }
 
-static int trouble(int fd) {
+static int inject_fault(int fd) {
   if (!on_disk(fd)) return 0;
-  long slow = told("slow", 0);
+  long slow = fault_value("slow");
   if (slow > 0) usleep(slow * 1000);
-  if (told("full", 0)) { errno = ENOSPC; return -1; }
+  if (fault_value("full")) { errno = ENOSPC; return -1; }
   return 0;
 }
 
@@ -50,24 +50,24 @@ int clock_gettime(clockid_t id, struct timespec *now) {
   static int (*real)(clockid_t, struct timespec *);
   if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
   int status = real(id, now);
-  if (status == 0 && id == CLOCK_REALTIME) now->tv_sec += told("clock", 0);
+  if (status == 0 && id == CLOCK_REALTIME) now->tv_sec += fault_value("clock");
   return status;
 }
 
 ssize_t write(int fd, const void *data, size_t n) {
   static ssize_t (*real)(int, const void *, size_t);
   if (!real) real = dlsym(RTLD_NEXT, "write");
-  return trouble(fd) ? -1 : real(fd, data, n);
+  return inject_fault(fd) ? -1 : real(fd, data, n);
 }
 
 ssize_t writev(int fd, const struct iovec *parts, int n) {
   static ssize_t (*real)(int, const struct iovec *, int);
   if (!real) real = dlsym(RTLD_NEXT, "writev");
-  return trouble(fd) ? -1 : real(fd, parts, n);
+  return inject_fault(fd) ? -1 : real(fd, parts, n);
 }
 
 int fsync(int fd) {
   static int (*real)(int);
   if (!real) real = dlsym(RTLD_NEXT, "fsync");
-  return trouble(fd) ? -1 : real(fd);
+  return inject_fault(fd) ? -1 : real(fd);
 }

@@ -1,1 +1,1 @@
-"""What clients ask of a model: one file for each endpoint, or for what several of them share."""
+"""Tests of the inference endpoints: one file for each API, and for each feature that several APIs share."""

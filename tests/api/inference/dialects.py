@@ -1,10 +1,10 @@
-"""One small client per dialect: asks the same things of each API, and reads its replies into the same values.
+"""One small client per dialect, which sends a `Query` in its API and reads the reply into an `Answer`.
 
-`DIALECTS` is the list that the contract in `test_dialect_contract.py` runs over. Each reply and each stream event is
-checked against the type of the official client, where there is one.
+`test_dialect_contract.py` runs over `DIALECTS`. Replies and stream events are validated by the types of the API's
+official client, if there is one.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,27 +24,27 @@ from tests.api.streams import events, native_events, typed_events, whole_message
 IMAGE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGNgYGBgAAAABQABh6FO1AAAAABJRU5ErkJggg=="
 """A PNG of one pixel."""
 TOOL = {"name": "look", "description": "Looks.", "schema": {"type": "object", "properties": {"at": {"type": "string"}}}}
-ANSWER = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
 """A schema that only one object matches."""
 
 
 @dataclass
 class Answer:
-    """A reply in the words of no dialect. ``n_cached`` is None where a dialect does not report it."""
+    """A dialect-neutral reply. ``n_cached`` is None if the dialect does not report it."""
 
     text: str = ""
     reasoning: str = ""
     calls: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)  # id, name, arguments
-    reason: str = ""  # end, limit, stop or calls
+    reason: str = ""  # the dialect's finish reason
     n_prompt: int = 0
     n_output: int = 0
     n_cached: int | None = None
-    items: Any = None  # what the client sends back as the assistant's turn
+    items: Any = None  # what the client sends back as the assistant turn
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What to ask for, in the words of no dialect."""
+class Query:
+    """A dialect-neutral request."""
 
     text: str = "Hi"
     stop: str | None = None
@@ -52,7 +52,7 @@ class Asked:
     tools: bool = False
     schema: bool = False
     image: bool = False
-    turn: Answer | None = None  # the assistant's turn with a call, answered by `result`
+    previous: Answer | None = None  # the assistant turn with a tool call, whose result is `result`
     result: str = ""
 
 
@@ -72,24 +72,26 @@ class Dialect:
     path: str
     features: frozenset[str] = frozenset({"chat", "calls", "reasoning", "images", "schema"})
     stream_type = "text/event-stream"
-    streams: ClassVar[dict[str, Any]] = {"stream": True}
-    """The fields of a body that ask for a stream with its usage."""
-    counts: ClassVar[str] = ""
-    """Where the prompt of a body is only counted."""
-    reasons: ClassVar[dict[str, str]]
-    """The dialect's word for each of: end, limit, stop, calls."""
+    stream_fields: ClassVar[dict[str, Any]] = {"stream": True}
+    """The fields of a body that request a stream with usage."""
+    count_path: ClassVar[str] = ""
+    """The endpoint that only counts a body's prompt tokens, "" if there is none."""
+    finish_reasons: ClassVar[dict[str, str]]
+    """The dialect's finish reason for each of: end, limit, stop, calls."""
 
-    def body(self, asked: Asked) -> dict[str, Any]:
+    def body(self, query: Query) -> dict[str, Any]:
         raise NotImplementedError
 
     def whole(self, reply: Any) -> Answer:
+        """Validate and read a reply that is not a stream."""
         raise NotImplementedError
 
     def streamed(self, raw: str) -> Answer:
+        """Validate and read a complete stream."""
         raise NotImplementedError
 
     def error(self, body: Any) -> str:
-        """Return the message of an error, after a check of its shape."""
+        """Validate the body of an error. Return its message."""
         assert {"code", "message", "type"} <= set(body["error"])
         message: str = body["error"]["message"]
         return message
@@ -99,31 +101,31 @@ class Dialect:
         return self.error(orjson.loads(raw.strip().rsplit("\n\n", 1)[-1].split("data: ", 1)[1]))
 
 
-USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+STREAM_WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 
 
 class Chat(Dialect):
-    name, path, streams = "chat", "/v1/chat/completions", USAGE
-    counts = f"{path}/input_tokens"
-    reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop", "calls": "tool_calls"}
+    name, path, stream_fields = "chat", "/v1/chat/completions", STREAM_WITH_USAGE
+    count_path = f"{path}/input_tokens"
+    finish_reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop", "calls": "tool_calls"}
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        content: Any = asked.text
-        if asked.image:
+    def body(self, query: Query) -> dict[str, Any]:
+        content: Any = query.text
+        if query.image:
             url = {"url": f"data:image/png;base64,{IMAGE}"}
-            content = [{"type": "text", "text": asked.text}, {"type": "image_url", "image_url": url}]
+            content = [{"type": "text", "text": query.text}, {"type": "image_url", "image_url": url}]
         messages: list[Any] = [{"role": "user", "content": content}]
-        if asked.turn is not None:
-            call_id = asked.turn.calls[0][0]
-            messages += [asked.turn.items, {"role": "tool", "tool_call_id": call_id, "content": asked.result}]
+        if query.previous is not None:
+            call_id = query.previous.calls[0][0]
+            messages += [query.previous.items, {"role": "tool", "tool_call_id": call_id, "content": query.result}]
         function = {"name": TOOL["name"], "description": TOOL["description"], "parameters": TOOL["schema"]}
-        form = {"type": "json_schema", "json_schema": {"name": "s", "schema": ANSWER}}
+        form = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
         return _set(
             {"messages": messages},
-            stop=asked.stop,
-            max_tokens=asked.limit,
-            tools=[{"type": "function", "function": function}] if asked.tools else None,
-            response_format=form if asked.schema else None,
+            stop=query.stop,
+            max_tokens=query.limit,
+            tools=[{"type": "function", "function": function}] if query.tools else None,
+            response_format=form if query.schema else None,
         )
 
     def whole(self, reply: Any) -> Answer:
@@ -142,24 +144,24 @@ class Chat(Dialect):
         return answer
 
     def streamed(self, raw: str) -> Answer:
-        *chunks, last = found = events(raw)
+        *chunks, last = parsed = events(raw)
         assert last["choices"] == []
         state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
-        for chunk in found:
+        for chunk in parsed:
             state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
         calls = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
-        first = [call["index"] for call in calls if {"id", "type"} & call.keys()]
-        assert first == list(dict.fromkeys(call["index"] for call in calls))
+        opened = [call["index"] for call in calls if {"id", "type"} & call.keys()]
+        assert opened == list(dict.fromkeys(call["index"] for call in calls))
         return self.whole(state.current_completion_snapshot.to_dict())
 
 
 class Completions(Dialect):
-    name, path, features, streams = "completions", "/v1/completions", frozenset({"schema"}), USAGE
-    reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop"}
+    name, path, features, stream_fields = "completions", "/v1/completions", frozenset({"schema"}), STREAM_WITH_USAGE
+    finish_reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop"}
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        schema = ANSWER if asked.schema else None
-        return _set({"prompt": asked.text}, stop=asked.stop, max_tokens=asked.limit, json_schema=schema)
+    def body(self, query: Query) -> dict[str, Any]:
+        schema = SCHEMA if query.schema else None
+        return _set({"prompt": query.text}, stop=query.stop, max_tokens=query.limit, json_schema=schema)
 
     def _read(self, choices: Sequence[Any], usage: Any) -> Answer:
         answer = Answer("".join(choice["text"] for choice in choices), reason=choices[-1]["finish_reason"])
@@ -178,12 +180,12 @@ class Completions(Dialect):
 
 class Native(Dialect):
     name, path, features = "native", "/completion", frozenset({"schema"})
-    reasons: ClassVar = {"end": "eos", "limit": "limit", "stop": "word"}
+    finish_reasons: ClassVar = {"end": "eos", "limit": "limit", "stop": "word"}
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        schema = ANSWER if asked.schema else None
-        stop = [asked.stop] if asked.stop else None
-        return _set({"prompt": asked.text}, stop=stop, n_predict=asked.limit, json_schema=schema)
+    def body(self, query: Query) -> dict[str, Any]:
+        schema = SCHEMA if query.schema else None
+        stop = [query.stop] if query.stop else None
+        return _set({"prompt": query.text}, stop=stop, n_predict=query.limit, json_schema=schema)
 
     def whole(self, reply: Any) -> Answer:
         answer = Answer(reply["content"], reason=reply["stop_type"])
@@ -199,25 +201,25 @@ class Native(Dialect):
 
 class Messages(Dialect):
     name, path = "messages", "/v1/messages"
-    counts = f"{path}/count_tokens"
-    reasons: ClassVar = {"end": "end_turn", "limit": "max_tokens", "stop": "stop_sequence", "calls": "tool_use"}
+    count_path = f"{path}/count_tokens"
+    finish_reasons: ClassVar = {"end": "end_turn", "limit": "max_tokens", "stop": "stop_sequence", "calls": "tool_use"}
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        content: list[Any] = [{"type": "text", "text": asked.text}]
-        if asked.image:
+    def body(self, query: Query) -> dict[str, Any]:
+        content: list[Any] = [{"type": "text", "text": query.text}]
+        if query.image:
             source = {"type": "base64", "media_type": "image/png", "data": IMAGE}
             content.append({"type": "image", "source": source})
         messages: list[Any] = [{"role": "user", "content": content}]
-        if asked.turn is not None:
-            result = {"type": "tool_result", "tool_use_id": asked.turn.calls[0][0], "content": asked.result}
-            messages += [{"role": "assistant", "content": asked.turn.items}, {"role": "user", "content": [result]}]
+        if query.previous is not None:
+            result = {"type": "tool_result", "tool_use_id": query.previous.calls[0][0], "content": query.result}
+            messages += [{"role": "assistant", "content": query.previous.items}, {"role": "user", "content": [result]}]
         tool = {"name": TOOL["name"], "description": TOOL["description"], "input_schema": TOOL["schema"]}
         return _set(
             {"model": "demo", "messages": messages},
-            stop_sequences=[asked.stop] if asked.stop else None,
-            max_tokens=asked.limit,
-            tools=[tool] if asked.tools else None,
-            output_config={"format": {"type": "json_schema", "schema": ANSWER}} if asked.schema else None,
+            stop_sequences=[query.stop] if query.stop else None,
+            max_tokens=query.limit,
+            tools=[tool] if query.tools else None,
+            output_config={"format": {"type": "json_schema", "schema": SCHEMA}} if query.schema else None,
         )
 
     def whole(self, reply: Any) -> Answer:
@@ -245,24 +247,24 @@ class Messages(Dialect):
 
 class Responses(Dialect):
     name, path = "responses", "/v1/responses"
-    counts = f"{path}/input_tokens"
-    reasons: ClassVar = {"end": "completed", "limit": "max_output_tokens", "calls": "completed"}
+    count_path = f"{path}/input_tokens"
+    finish_reasons: ClassVar = {"end": "completed", "limit": "max_output_tokens", "calls": "completed"}
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        content: list[Any] = [{"type": "input_text", "text": asked.text}]
-        if asked.image:
+    def body(self, query: Query) -> dict[str, Any]:
+        content: list[Any] = [{"type": "input_text", "text": query.text}]
+        if query.image:
             content.append({"type": "input_image", "image_url": f"data:image/png;base64,{IMAGE}", "detail": "auto"})
         items: list[Any] = [{"role": "user", "content": content}]
-        if asked.turn is not None:
-            output = {"type": "function_call_output", "call_id": asked.turn.calls[0][0], "output": asked.result}
-            items += [*asked.turn.items, output]
+        if query.previous is not None:
+            output = {"type": "function_call_output", "call_id": query.previous.calls[0][0], "output": query.result}
+            items += [*query.previous.items, output]
         tool = {"type": "function", "name": TOOL["name"], "parameters": TOOL["schema"], "strict": False}
-        form = {"format": {"type": "json_schema", "name": "s", "schema": ANSWER}}
+        form = {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA}}
         return _set(
             {"input": items, "store": False},
-            max_output_tokens=asked.limit,
-            tools=[tool] if asked.tools else None,
-            text=form if asked.schema else None,
+            max_output_tokens=query.limit,
+            tools=[tool] if query.tools else None,
+            text=form if query.schema else None,
         )
 
     def whole(self, reply: Any) -> Answer:
@@ -282,10 +284,10 @@ class Responses(Dialect):
         return answer
 
     def streamed(self, raw: str) -> Answer:
-        found = typed_events(raw, TypeAdapter(ResponseStreamEvent))
-        assert [event["sequence_number"] for event in found] == list(range(len(found)))
-        answer = self.whole(found[-1]["response"])
-        text = "".join(event["delta"] for event in found if event["type"] == "response.output_text.delta")
+        parsed = typed_events(raw, TypeAdapter(ResponseStreamEvent))
+        assert [event["sequence_number"] for event in parsed] == list(range(len(parsed)))
+        answer = self.whole(parsed[-1]["response"])
+        text = "".join(event["delta"] for event in parsed if event["type"] == "response.output_text.delta")
         assert text == answer.text
         return answer
 
@@ -296,30 +298,29 @@ class Responses(Dialect):
 
 
 class Ollama(Dialect):
-    """Both of Ollama's endpoints: counts are at the end of the last line, errors are one string."""
+    """Both of Ollama's endpoints. The last line has the counts; an error is one string."""
 
-    features = frozenset({"chat", "calls", "reasoning", "images", "schema"})
     stream_type = "application/x-ndjson"
-    reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop", "calls": "stop"}
+    finish_reasons: ClassVar = {"end": "stop", "limit": "length", "stop": "stop", "calls": "stop"}
 
     def __init__(self, name: str, path: str, kind: type[ollama.ChatResponse] | type[ollama.GenerateResponse]) -> None:
         self.name, self.path, self.kind = name, path, kind
         if kind is ollama.GenerateResponse:
-            self.features = frozenset({"chat", "reasoning", "images", "schema"})
+            self.features = self.features - {"calls"}
 
-    def body(self, asked: Asked) -> dict[str, Any]:
-        options = _set({}, stop=[asked.stop] if asked.stop else None, num_predict=asked.limit)
-        images = [IMAGE] if asked.image else None
+    def body(self, query: Query) -> dict[str, Any]:
+        options = _set({}, stop=[query.stop] if query.stop else None, num_predict=query.limit)
+        images = [IMAGE] if query.image else None
         body: dict[str, Any] = {"model": "demo", "options": options, "stream": False}
-        body |= {"format": ANSWER} if asked.schema else {}
+        body |= {"format": SCHEMA} if query.schema else {}
         if self.kind is ollama.GenerateResponse:
-            return _set(body | {"prompt": asked.text}, images=images)
-        messages: list[Any] = [_set({"role": "user", "content": asked.text}, images=images)]
-        if asked.turn is not None:
-            result = {"role": "tool", "tool_name": asked.turn.calls[0][1], "content": asked.result}
-            messages += [asked.turn.items, result]
+            return _set(body | {"prompt": query.text}, images=images)
+        messages: list[Any] = [_set({"role": "user", "content": query.text}, images=images)]
+        if query.previous is not None:
+            result = {"role": "tool", "tool_name": query.previous.calls[0][1], "content": query.result}
+            messages += [query.previous.items, result]
         function = {"name": TOOL["name"], "description": TOOL["description"], "parameters": TOOL["schema"]}
-        tools = [{"type": "function", "function": function}] if asked.tools else None
+        tools = [{"type": "function", "function": function}] if query.tools else None
         return _set(body | {"messages": messages}, tools=tools)
 
     def whole(self, reply: Any) -> Answer:
@@ -364,20 +365,17 @@ DIALECTS: tuple[Dialect, ...] = (
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 
 
-def having(*features: str, where: Callable[[Dialect], bool] = lambda _: True) -> list[Dialect]:
-    """Return the dialects that have all `features`."""
-    return [dialect for dialect in DIALECTS if dialect.features.issuperset(features) and where(dialect)]
+def dialects_with(*features: str, where: Callable[[Dialect], bool] = lambda _: True) -> pytest.MarkDecorator:
+    """Parametrize a test with the dialects that have all `features`."""
+    found = [dialect for dialect in DIALECTS if dialect.features.issuperset(features) and where(dialect)]
+    return pytest.mark.parametrize("dialect", found, ids=lambda dialect: dialect.name)
 
 
-def each(dialects: Iterable[Dialect]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("dialect", dialects, ids=lambda dialect: dialect.name)
+every_dialect = dialects_with()
+llamapool_dialects = dialects_with(where=lambda dialect: not isinstance(dialect, Ollama))
+"""The dialects that accept Llamapool's own fields besides the API's."""
 
 
-every = each(DIALECTS)
-of_this_server = each(having(where=lambda dialect: not isinstance(dialect, Ollama)))
-"""Those that take this server's own fields beside the API's."""
-
-
-def call(*arguments: dict[str, Any]) -> str:
-    """Return what a model writes for calls of `TOOL`."""
+def tool_calls(*arguments: dict[str, Any]) -> str:
+    """Return the text of one call of `TOOL` for each of `arguments`."""
     return "\n".join(tool_call(str(TOOL["name"]), each) for each in arguments)

@@ -1,4 +1,4 @@
-"""Files and batches, through the official clients over a scripted model."""
+"""The files and batches APIs of OpenAI and Anthropic, called by their official clients over a scripted model."""
 
 import asyncio
 import json
@@ -11,10 +11,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Never
 
-import httpx2
 import pytest
 from anthropic import AsyncAnthropic
 from anthropic import BadRequestError as AnthropicBadRequest
+from anthropic.types.messages import MessageBatch
 from openai import AsyncOpenAI, NotFoundError
 from openai.types import Batch
 
@@ -26,61 +26,70 @@ from server.serving import batch_runner
 from server.telemetry.record import REQUEST_ID
 from server.transport.body import MAX_VALUES
 from tests.api.conftest import Api, Serve
-from tests.api.scripted import opened as serving
+from tests.api.scripted import anthropic_client, serve_scripted
 from tests.api.transport.test_keys import key_file
 
 REPLIES = {f"number {n}": f"reply {n}" for n in range(50)}
 ENDED = ("completed", "failed", "cancelled", "expired")
 
 
-def opened(
+def serving(
     serve: Serve, steps: threading.Semaphore | None = None, **server: Any
 ) -> AbstractAsyncContextManager[tuple[Api, AsyncOpenAI]]:
-    return serving(serve, REPLIES, steps, n_parallel=2, **server)
+    return serve_scripted(serve, REPLIES, steps, n_parallel=2, **server)
 
 
-def chat(number: int, **fields: Any) -> dict[str, Any]:
+def chat_body(number: int, **fields: Any) -> dict[str, Any]:
     return {"model": "demo", "messages": [{"role": "user", "content": f"number {number}"}], "max_tokens": 20, **fields}
 
 
 def line(number: int, **fields: Any) -> dict[str, Any]:
-    body = chat(number, **fields)
+    """Return one line of a batch's input file."""
+    body = chat_body(number, **fields)
     return {"custom_id": f"id-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
-async def start(client: AsyncOpenAI, lines: Sequence[Any]) -> Batch:
+async def create_batch(client: AsyncOpenAI, file_id: str, **fields: Any) -> Batch:
+    endpoint: Any = "/v1/chat/completions"
+    return await client.batches.create(input_file_id=file_id, endpoint=endpoint, completion_window="24h", **fields)
+
+
+async def start_batch(client: AsyncOpenAI, lines: Sequence[Any]) -> Batch:
     data = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines).encode()
     file = await client.files.create(file=("in.jsonl", data), purpose="batch")
-    return await client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"k": "v"}
-    )
+    return await create_batch(client, file.id, metadata={"k": "v"})
 
 
-async def ended(api: Api, client: AsyncOpenAI, batch_id: str) -> Batch:
-    """Wait for the batch's end; each look yields to the event loop through a request."""
+async def wait_for_end(client: AsyncOpenAI, batch_id: str) -> Batch:
+    """Poll until the batch has ended. Each request yields to the event loop."""
     while (batch := await client.batches.retrieve(batch_id)).status not in ENDED:
         pass
     return batch
 
 
-async def output(client: AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
+async def wait_for_message_batch(client: AsyncAnthropic, batch_id: str) -> MessageBatch:
+    while (batch := await client.messages.batches.retrieve(batch_id)).processing_status != "ended":
+        pass
+    return batch
+
+
+async def run_batch(client: AsyncOpenAI, lines: Sequence[Any]) -> Batch:
+    return await wait_for_end(client, (await start_batch(client, lines)).id)
+
+
+async def read_results(client: AsyncOpenAI, file_id: str | None) -> list[dict[str, Any]]:
     assert file_id is not None
     content = await client.files.content(file_id)
     return [json.loads(each) for each in content.text.splitlines()]
 
 
-def upload(**data: str) -> dict[str, Any]:
-    """A form with a file."""
+def file_form(**data: str) -> dict[str, Any]:
+    """Return httpx's arguments for the upload of a file with these form fields."""
     return {"data": {"purpose": "batch", **data}, "files": {"file": b"x"}}
 
 
-def anthropic(api: Api) -> AsyncAnthropic:
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(api.app), base_url="http://test")
-    return AsyncAnthropic(base_url="http://test", api_key="sk-one", http_client=http, max_retries=0)
-
-
-async def test_a_file_is_uploaded_listed_read_and_deleted(serve: Serve) -> None:
-    async with opened(serve) as (_, client):
+async def test_files_are_uploaded_listed_downloaded_and_deleted(serve: Serve) -> None:
+    async with serving(serve) as (_, client):
         file = await client.files.create(file=("a.txt", b"hello"), purpose="user_data")
         other = await client.files.create(file=("b.jsonl", b"{}"), purpose="batch")
         assert [each.id async for each in client.files.list(purpose="user_data")] == [file.id]
@@ -92,48 +101,47 @@ async def test_a_file_is_uploaded_listed_read_and_deleted(serve: Serve) -> None:
     assert (file.filename, file.bytes, file.purpose) == ("a.txt", 5, "user_data")
 
 
-async def test_lists_have_pages(serve: Serve) -> None:
-    async with opened(serve) as (api, client):
+async def test_files_and_batches_are_listed_in_pages(serve: Serve) -> None:
+    async with serving(serve) as (api, client):
         files = [(await client.files.create(file=(f"{n}.txt", b"x"), purpose="user_data")).id for n in range(3)]
-        upwards = client.files.list(purpose="user_data", order="asc", limit=2)
-        assert [each.id async for each in upwards] == files
-        before = client.files.list(purpose="user_data", after=files[2], order="desc")
-        assert [each.id async for each in before] == files[1::-1]
-        batches = [(await start(client, [line(n)])).id for n in range(3)]
+        ascending = client.files.list(purpose="user_data", order="asc", limit=2)
+        assert [each.id async for each in ascending] == files
+        descending = client.files.list(purpose="user_data", after=files[2], order="desc")
+        assert [each.id async for each in descending] == files[1::-1]
+        batches = [(await start_batch(client, [line(n)])).id for n in range(3)]
         assert [each.id async for each in client.batches.list(after=batches[2])] == batches[1::-1]
         for batch_id in batches:
-            await ended(api, client, batch_id)
-        claude = anthropic(api)
-        request: Any = {"custom_id": "one", "params": chat(4)}
-        ids = [(await claude.messages.batches.create(requests=[request])).id for _ in range(3)]
+            await wait_for_end(client, batch_id)
+        anthropic = anthropic_client(api)
+        request: Any = {"custom_id": "one", "params": chat_body(4)}
+        message_batches = anthropic.messages.batches
+        ids = [(await message_batches.create(requests=[request])).id for _ in range(3)]
         for batch_id in ids:
-            while (await claude.messages.batches.retrieve(batch_id)).processing_status != "ended":
-                pass
-        assert [each.id for each in (await claude.messages.batches.list(after_id=ids[2], limit=1)).data] == [ids[1]]
-        assert [each.id for each in (await claude.messages.batches.list(before_id=ids[0])).data] == ids[:0:-1]
+            await wait_for_message_batch(anthropic, batch_id)
+        assert [each.id for each in (await message_batches.list(after_id=ids[2], limit=1)).data] == [ids[1]]
+        assert [each.id for each in (await message_batches.list(before_id=ids[0])).data] == ids[:0:-1]
 
 
 @pytest.mark.parametrize(
     ("form", "param"),
     [
         ({"data": {"purpose": "batch"}, "files": {"other": b"x"}}, "file"),
-        (upload(purpose="fun"), "purpose"),
-        (upload(**{"expires_after[anchor]": "now"}), "expires_after.anchor"),
-        (upload(**{"expires_after[anchor]": "created_at", "expires_after[seconds]": "5"}), "expires_after.seconds"),
+        (file_form(purpose="fun"), "purpose"),
+        (file_form(**{"expires_after[anchor]": "now"}), "expires_after.anchor"),
+        (file_form(**{"expires_after[anchor]": "created_at", "expires_after[seconds]": "5"}), "expires_after.seconds"),
     ],
 )
-async def test_a_wrong_upload_names_the_field(api: Api, form: dict[str, Any], param: str) -> None:
+async def test_upload_error_names_the_invalid_field(api: Api, form: dict[str, Any], param: str) -> None:
     reply = await api.client.post("/v1/files", **form)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
-async def test_a_batch_writes_its_results_in_file_order(serve: Serve) -> None:
-    async with opened(serve) as (api, client):
+async def test_batch_results_are_in_the_order_of_the_input_file(serve: Serve) -> None:
+    async with serving(serve) as (_, client):
         order = [7, 3, 9, 1]
-        batch = await start(client, [line(n, stream=True) for n in order])
-        done = await ended(api, client, batch.id)
-        results = await output(client, done.output_file_id)
-        assert [each.id async for each in client.batches.list()] == [batch.id]
+        done = await run_batch(client, [line(n, stream=True) for n in order])
+        results = await read_results(client, done.output_file_id)
+        assert [each.id async for each in client.batches.list()] == [done.id]
     assert done.request_counts
     assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (4, 4, 0)
     assert (done.error_file_id, done.metadata) == (None, {"k": "v"})
@@ -142,57 +150,61 @@ async def test_a_batch_writes_its_results_in_file_order(serve: Serve) -> None:
     assert texts == [f"reply {n}" for n in order]
 
 
-async def test_a_batch_runs_beside_a_model_that_only_embeds(serve: Serve) -> None:
+async def test_batch_runs_while_an_embedding_model_is_loaded(serve: Serve) -> None:
     embedder = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
-    async with opened(serve, models={"embedder": embedder}) as (api, client):
-        embeds = {"input": "hi", "model": "embedder"}
-        assert (await api.client.post("/v1/embeddings", json=embeds)).status_code == 200
-        done = await ended(api, client, (await start(client, [line(1)])).id)
-    assert done.status == "completed"
+    async with serving(serve, models={"embedder": embedder}) as (api, client):
+        await api.expect("POST /v1/embeddings", {"input": "hi", "model": "embedder"})
+        assert (await run_batch(client, [line(1)])).status == "completed"
 
 
-async def test_a_request_that_fails_is_in_the_error_file(serve: Serve) -> None:
-    async with opened(serve) as (api, client):
-        batch = await start(client, [line(1), line(2, temperature="hot"), line(3, max_tokens="many")])
-        done = await ended(api, client, batch.id)
-        good, bad = await output(client, done.output_file_id), await output(client, done.error_file_id)
+async def test_failed_requests_of_a_batch_are_in_its_error_file(serve: Serve) -> None:
+    async with serving(serve) as (_, client):
+        done = await run_batch(client, [line(1), line(2, temperature="hot"), line(3, max_tokens="many")])
+        good, bad = await read_results(client, done.output_file_id), await read_results(client, done.error_file_id)
     assert done.status == "completed"
     assert [each["custom_id"] for each in good] == ["id-1"]
     assert [(each["custom_id"], each["response"]["status_code"]) for each in bad] == [("id-2", 400), ("id-3", 400)]
     assert "temperature" in bad[0]["response"]["body"]["error"]["message"]
 
 
-async def test_a_batch_may_not_use_more_tokens_than_its_key(serve: Serve, tmp_path: Path) -> None:
+async def test_batch_requests_count_against_the_token_quota_of_the_key(serve: Serve, tmp_path: Path) -> None:
     keys = key_file(tmp_path, **{"sk-one": {"tokens_per_day": 1}})
-    async with opened(serve, keys_file=str(keys)) as (api, client):
-        done = await ended(api, client, (await start(client, [line(n) for n in range(20)])).id)
-        bad = await output(client, done.error_file_id)
+    async with serving(serve, keys_file=str(keys)) as (_, client):
+        done = await run_batch(client, [line(n) for n in range(20)])
+        bad = await read_results(client, done.error_file_id)
     assert done.request_counts
     assert 0 < done.request_counts.completed < 20
     assert {each["response"]["status_code"] for each in bad} == {429}
     assert "tokens per day" in bad[0]["response"]["body"]["error"]["message"]
 
 
-async def test_a_wrong_file_fails_with_the_lines(serve: Serve) -> None:
-    async with opened(serve) as (_, client):
-        lines = [line(1), "{", line(1), {**line(2), "url": "/v1/embeddings"}, {**line(3), "method": "GET"}, "5"]
-        batch = await start(client, lines)
-        empty = await start(client, [""])
-        wrong = await start(client, ["{"] * 1000)
+async def test_batch_with_invalid_lines_fails_and_lists_them(serve: Serve) -> None:
+    async with serving(serve) as (_, client):
+        lines = [
+            line(1),
+            "{",
+            line(1),
+            {**line(2), "url": "/v1/embeddings"},
+            {**line(3), "method": "GET"},
+            "5",
+        ]
+        batch = await start_batch(client, lines)
+        empty = await start_batch(client, [""])
+        wrong = await start_batch(client, ["{"] * 1000)
     assert batch.status == empty.status == wrong.status == "failed"
     assert len(wrong.errors.data or []) == batch_runner.MAX_ERRORS  # type: ignore[union-attr]
     assert batch.errors
     assert [each.line for each in batch.errors.data or []] == [2, 3, 4, 5, 6]
 
 
-def test_a_line_of_millions_of_values_is_wrong_and_not_parsed() -> None:
-    found = batch_runner.read_lines(b"[" + b"[1]," * MAX_VALUES, "/v1/chat/completions")
-    assert [(each["code"], each["line"]) for each in found.errors] == [("invalid_json_line", 1)]
-    assert str(MAX_VALUES) in found.errors[0]["message"]
+def test_line_with_too_many_json_values_is_rejected_before_parsing() -> None:
+    parsed = batch_runner.read_lines(b"[" + b"[1]," * MAX_VALUES, "/v1/chat/completions")
+    assert [(each["code"], each["line"]) for each in parsed.errors] == [("invalid_json_line", 1)]
+    assert str(MAX_VALUES) in parsed.errors[0]["message"]
 
 
-def test_a_large_file_is_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sort holds the GIL: all requests of the largest batch in one go stalled the server for half a second."""
+def test_requests_of_a_large_batch_are_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sort holds the GIL. One sort of all requests of the largest batch blocked the server for half a second."""
     lengths: list[int] = []
 
     def watched(values: Any, **options: Any) -> list[Any]:
@@ -202,14 +214,14 @@ def test_a_large_file_is_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(batch_runner, "sorted", watched, raising=False)
     n = 20_000
     lines = (json.dumps(line(number * 7919 % n)) for number in range(n))
-    found = batch_runner.read_lines("\n".join(lines).encode(), "/v1/chat/completions")
-    prompts = [json.loads(each.body)["messages"][0]["content"] for each in found.lines]
+    parsed = batch_runner.read_lines("\n".join(lines).encode(), "/v1/chat/completions")
+    prompts = [json.loads(each.body)["messages"][0]["content"] for each in parsed.lines]
     assert prompts == sorted(prompts)
     assert max(lengths) < 5000
 
 
-def test_a_file_is_not_in_memory_as_the_values_of_all_its_lines() -> None:
-    """Each number takes 36 bytes: a file of 64 MiB could take a gigabyte."""
+def test_reading_a_batch_does_not_keep_the_parsed_values_of_all_lines() -> None:
+    """A parsed number takes 36 bytes: all values of a file of 64 MiB could take a gigabyte."""
     program = r"""
 import re
 from server.serving.batch_runner import read_lines
@@ -222,65 +234,65 @@ found = read_lines(data, "/v1/chat/completions")
 print(len(found.lines), len(found.errors), (peak() - before) // len(data))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    n_lines, n_errors, n_times = map(int, done.stdout.split())
+    n_lines, n_errors, growth = map(int, done.stdout.split())
     assert (n_lines, n_errors) == (40, 0)
-    assert n_times < 6
+    assert growth < 6, "times the size of the file"
 
 
-async def test_a_cancelled_batch_keeps_its_results(serve: Serve) -> None:
+async def test_cancelled_requests_of_a_batch_are_in_its_error_file(serve: Serve) -> None:
     steps = threading.Semaphore(0)
-    async with opened(serve, steps) as (api, client):
-        batch = await start(client, [line(n, ignore_eos=True, max_tokens=500) for n in range(10)])
+    async with serving(serve, steps) as (_, client):
+        batch = await start_batch(client, [line(n, ignore_eos=True, max_tokens=500) for n in range(10)])
         cancelling = await client.batches.cancel(batch.id)
         steps.release(100_000)
-        done = await ended(api, client, batch.id)
-        bad = await output(client, done.error_file_id)
+        done = await wait_for_end(client, batch.id)
+        bad = await read_results(client, done.error_file_id)
     assert cancelling.status == "cancelling"
     assert done.status == "cancelled"
     assert {each["error"]["code"] for each in bad} == {"batch_cancelled"}
 
 
-async def test_a_cancellation_that_meets_the_expiry_ends_the_batch(serve: Serve) -> None:
-    begun, ending, leave = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_batch_that_is_cancelled_while_it_expires_ends(serve: Serve) -> None:
+    started, expiring, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def stubborn(*_: object) -> Never:
+    async def end_late(*_: object) -> Never:
         try:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
         finally:
-            ending.set()
-            await leave.wait()
+            expiring.set()
+            await may_end.wait()
         raise AssertionError
 
-    async with opened(serve) as (api, client), asyncio.timeout(60):
+    async with serving(serve) as (api, client), asyncio.timeout(60):
         runner: batch_runner.BatchRunner = api.app.state.services.batches
-        runner.call = stubborn
-        batch = await start(client, [line(1)])
-        await begun.wait()
-        (limit,) = runner._limits.values()
-        limit.reschedule(0)  # as if it had expired
-        await ending.wait()
+        runner.call = end_late
+        batch = await start_batch(client, [line(1)])
+        await started.wait()
+        (limit,) = runner._limits.values()  # private: a batch expires after hours
+        limit.reschedule(0)
+        await expiring.wait()
         await client.batches.cancel(batch.id)
         try:
             await runner._look()
         finally:
-            leave.set()
-        done = await ended(api, client, batch.id)
+            may_end.set()
+        done = await wait_for_end(client, batch.id)
     assert done.status == "cancelled"
 
 
-async def test_a_batch_continues_after_a_restart_and_no_request_runs_twice(serve: Serve, tmp_path: Path) -> None:
+async def test_batch_continues_after_a_restart_without_repeating_requests(serve: Serve, tmp_path: Path) -> None:
     file = str(tmp_path / "state.sqlite3")
     steps = threading.Semaphore(30)
-    async with opened(serve, steps, state=file, drain_s=0) as (first, client):
-        batch = await start(client, [line(n) for n in range(8)])
+    async with serving(serve, steps, state=file, drain_s=0) as (first, client):
+        batch = await start_batch(client, [line(n) for n in range(8)])
         while not (counts := (await client.batches.retrieve(batch.id)).request_counts) or not counts.completed:
             pass
         n_before = counts.completed
         steps.release(100_000)
-    async with opened(serve, state=file) as (api, client):
-        done = await ended(api, client, batch.id)
-        results = await output(client, done.output_file_id)
+    async with serving(serve, state=file) as (api, client):
+        done = await wait_for_end(client, batch.id)
+        results = await read_results(client, done.output_file_id)
     assert n_before > 0
     assert requests_run(first) + requests_run(api) == 8
     assert [each["custom_id"] for each in results] == [f"id-{n}" for n in range(8)]
@@ -288,157 +300,124 @@ async def test_a_batch_continues_after_a_restart_and_no_request_runs_twice(serve
 
 
 def requests_run(api: Api) -> int:
-    """Return how many chats the server has answered, also after its end."""
+    """Return how many chat requests the server has answered. Works after the server has stopped."""
     text = api.app.state.services.metrics.render("")[0].decode()
-    found = re.findall(r'http_requests_total\{.*"POST".*"/v1/chat/completions".*"200".*\} (\S+)', text)
-    return sum(int(float(n)) for n in found)
+    counts = re.findall(r'http_requests_total\{.*"POST".*"/v1/chat/completions".*"200".*\} (\S+)', text)
+    return sum(int(float(n)) for n in counts)
 
 
-async def test_a_batch_that_waits_for_another_one_can_be_cancelled(serve: Serve) -> None:
-    steps = threading.Semaphore(0)
-    async with opened(serve, steps) as (api, client):
-        first = await start(client, [line(n) for n in range(3)])
-        second = await start(client, [line(n) for n in range(3)])
-        await client.batches.cancel(second.id)
-        cancelled = await ended(api, client, second.id)
-        waiting = await client.batches.retrieve(first.id)
-        steps.release(100_000)
-        done = await ended(api, client, first.id)
-    assert (cancelled.status, waiting.status, done.status) == ("cancelled", "in_progress", "completed")
-
-
-async def test_a_batch_is_run_by_its_server_and_by_another_one_after_its_end(
+async def test_replica_cancels_queued_batches_and_takes_over_from_a_stopped_replica(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_runner, "POLL_S", 0.01)
     file, steps = str(tmp_path / "state.sqlite3"), threading.Semaphore(0)
-    async with opened(serve, state=file) as (api, client):
-        async with opened(serve, steps, state=file, drain_s=0) as (second_api, second):
-            left = await start(second, [line(n) for n in range(4)])
-            stopped = await start(second, [line(n) for n in range(4)])
-            await client.batches.cancel(stopped.id)  # through the other server
-            cancelled = await ended(second_api, second, stopped.id)
-            waiting = await client.batches.retrieve(left.id)
+    async with serving(serve, state=file) as (api, client):
+        async with serving(serve, steps, state=file, drain_s=0) as (_, second):
+            running = await start_batch(second, [line(n) for n in range(4)])
+            queued = await start_batch(second, [line(n) for n in range(4)])
+            await client.batches.cancel(queued.id)  # through the other replica
+            cancelled = await wait_for_end(second, queued.id)
+            waiting = await client.batches.retrieve(running.id)
             n_before = requests_run(api)
             steps.release(100_000)
-        done = await ended(api, client, left.id)
-        results = await output(client, done.output_file_id)
+        done = await wait_for_end(client, running.id)
+        results = await read_results(client, done.output_file_id)
     assert (cancelled.status, waiting.status, done.status, n_before) == ("cancelled", "in_progress", "completed", 0)
     assert [each["custom_id"] for each in results] == [f"id-{n}" for n in range(4)]
 
 
-async def test_files_of_a_batch_expire_and_its_usage_is_summed(serve: Serve) -> None:
-    async with opened(serve, state_days=7) as (api, client):
-        batch = await start(client, [line(1), line(2)])
-        given = await client.files.retrieve(batch.input_file_id)
-        kept = await client.batches.create(
-            input_file_id=batch.input_file_id,
-            endpoint="/v1/chat/completions",
-            completion_window="24h",
-            output_expires_after={"anchor": "created_at", "seconds": 3600},
-        )
-        ends = [await ended(api, client, each.id) for each in (batch, kept)]
+async def test_batch_reports_expiry_of_its_files_and_total_usage(serve: Serve) -> None:
+    async with serving(serve, state_days=7) as (_, client):
+        batch = await start_batch(client, [line(1), line(2)])
+        input_file = await client.files.retrieve(batch.input_file_id)
+        expiry = {"anchor": "created_at", "seconds": 3600}
+        short_lived = await create_batch(client, batch.input_file_id, output_expires_after=expiry)
+        ends = [await wait_for_end(client, each.id) for each in (batch, short_lived)]
         files = [await client.files.retrieve(each.output_file_id or "") for each in ends]
-        results = await output(client, files[0].id)
+        results = await read_results(client, files[0].id)
     days = 7 * 86400
-    assert [each.expires_at and each.expires_at - each.created_at for each in (given, *files)] == [days, days, 3600]
+    lifetimes = [each.expires_at and each.expires_at - each.created_at for each in (input_file, *files)]
+    assert lifetimes == [days, days, 3600]
     assert ends[0].usage
     assert ends[0].usage.total_tokens == sum(each["response"]["body"]["usage"]["total_tokens"] for each in results)
     assert ends[0].model == "demo"
 
 
-async def test_a_long_body_and_the_usage_of_a_batch_are_read_beside_the_event_loop(
+async def test_long_bodies_and_batch_usage_are_parsed_in_worker_threads(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: dict[str, list[bool]] = {}  # for each call, whether it was on the event loop
+    threads: dict[str, list[bool]] = {}  # whether each call ran on the event loop
     loop = threading.get_ident()
 
-    def watch(of: Any, name: str, key: str) -> None:
-        original = getattr(of, name)
+    def watch(owner: Any, name: str, key: str) -> None:
+        original = getattr(owner, name)
 
         def watched(*arguments: Any) -> Any:
             threads.setdefault(key, []).append(threading.get_ident() == loop)
             return original(*arguments)
 
-        monkeypatch.setattr(of, name, watched)
+        monkeypatch.setattr(owner, name, watched)
 
     watch(batches, "unused_fields", "batch")
     watch(conversations, "unused_fields", "conversation")
     watch(Usage, "__add__", "usage")
     padding = {"metadata": {}, "padding": "x" * (1 << 15)}
-    async with opened(serve) as (api, client):
+    async with serving(serve) as (api, client):
         conversation = await client.conversations.create()
-        before = await ended(api, client, (await start(client, [line(n) for n in range(5)])).id)
+        before = await run_batch(client, [line(n) for n in range(5)])
         threads.clear()
-        batch = await client.batches.create(
-            input_file_id=before.input_file_id,
-            endpoint="/v1/chat/completions",
-            completion_window="24h",
-            extra_body=padding,
-        )
-        assert (await ended(api, client, batch.id)).usage
+        batch = await create_batch(client, before.input_file_id, extra_body=padding)
+        assert (await wait_for_end(client, batch.id)).usage
         updated = await api.client.post(f"/v1/conversations/{conversation.id}", json=padding)
     assert (updated.status_code, "'padding' is ignored" in updated.headers[WARNING_HEADER]) == (200, True)
     assert (threads["batch"], threads["conversation"]) == ([False], [False])
     assert sorted(threads["usage"]) == [*[False] * 5, True], "only both files' sums are added on the event loop"
 
 
-async def test_a_batch_needs_a_file_of_its_own_client(serve: Serve) -> None:
-    async with opened(serve, api_keys=["sk-one", "sk-two"]) as (api, client):
-        file = await client.files.create(file=("in.jsonl", json.dumps(line(1)).encode()), purpose="batch")
-        other = client.with_options(api_key="sk-two")
-        with pytest.raises(NotFoundError):
-            await other.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-        batch = await start(client, [line(1)])
-        with pytest.raises(NotFoundError):
-            await other.batches.retrieve(batch.id)
-        assert (await ended(api, client, batch.id)).status == "completed"
-
-
-async def test_a_wrong_batch_names_the_field(api: Api) -> None:
-    right = {"endpoint": "/v1/chat/completions", "completion_window": "24h", "input_file_id": "file-1"}
-    soon = {"anchor": "created_at", "seconds": 5}
+async def test_batch_error_names_the_invalid_field(api: Api) -> None:
+    valid = {"endpoint": "/v1/chat/completions", "completion_window": "24h", "input_file_id": "file-1"}
+    too_soon = {"anchor": "created_at", "seconds": 5}
     for fields, param in (
         ({"endpoint": "/v1/models"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"input_file_id": 5}, "input_file_id"),
         ({"metadata": 5}, "metadata"),
-        ({"output_expires_after": soon}, "output_expires_after.seconds"),
+        ({"output_expires_after": too_soon}, "output_expires_after.seconds"),
     ):
-        await api.expect("POST /v1/batches", right | fields, 400, {"error": {"param": param}})
+        await api.expect("POST /v1/batches", valid | fields, 400, {"error": {"param": param}})
 
 
-async def test_a_live_request_is_served_while_a_batch_holds_every_slot(serve: Serve) -> None:
+async def test_interactive_request_is_served_while_a_batch_uses_every_slot(serve: Serve) -> None:
     steps = threading.Semaphore(20)
-    async with opened(serve, steps) as (api, client):
-        batch = await start(client, [line(n, ignore_eos=True, max_tokens=1500) for n in range(6)])
+    async with serving(serve, steps) as (api, client):
+        batch = await start_batch(client, [line(n, ignore_eos=True, max_tokens=1500) for n in range(6)])
         loaded = api.loaded()
         while not loaded.busy:
             await client.batches.retrieve(batch.id)
         steps.release(10_000)
-        reply = await client.chat.completions.create(**chat(5))
-        still = await client.batches.retrieve(batch.id)
+        reply = await client.chat.completions.create(**chat_body(5))
+        running = await client.batches.retrieve(batch.id)
         steps.release(100_000)
         await client.batches.cancel(batch.id)
-        await ended(api, client, batch.id)
+        await wait_for_end(client, batch.id)
     assert reply.choices[0].message.content == "reply 5"
-    assert still.request_counts
-    assert still.request_counts.completed < 6
+    assert running.request_counts
+    assert running.request_counts.completed < 6
 
 
-async def test_anthropics_batches(serve: Serve) -> None:
-    async with opened(serve) as (api, _):
-        client = anthropic(api)
-        requests: Any = [{"custom_id": "good", "params": chat(4)}, {"custom_id": "bad", "params": chat(4, messages=5)}]
-        batch = await client.messages.batches.create(requests=requests)
-        while (done := await client.messages.batches.retrieve(batch.id)).processing_status != "ended":
-            pass
+async def test_anthropic_message_batches_report_results_and_errors(serve: Serve) -> None:
+    async with serving(serve) as (api, _):
+        client = anthropic_client(api)
+        good_request: Any = {"custom_id": "good", "params": chat_body(4)}
+        bad_request: Any = {"custom_id": "bad", "params": chat_body(4, messages=5)}
+        batch = await client.messages.batches.create(requests=[good_request, bad_request])
+        done = await wait_for_message_batch(client, batch.id)
         good, bad = [each async for each in await client.messages.batches.results(batch.id)]
         assert [each.id async for each in client.messages.batches.list()] == [batch.id]
         await client.messages.batches.delete(batch.id)
         assert [each.id async for each in client.messages.batches.list()] == []
         with pytest.raises(AnthropicBadRequest):
-            await client.messages.batches.create(requests=[requests[0], requests[0]])
+            await client.messages.batches.create(requests=[good_request, good_request])
     assert (done.request_counts.succeeded, done.request_counts.errored) == (1, 1)
     assert good.result.type == "succeeded"
     assert [getattr(part, "text", None) for part in good.result.message.content] == ["reply 4"]
@@ -446,9 +425,10 @@ async def test_anthropics_batches(serve: Serve) -> None:
     assert bad.result.error.error.type == "invalid_request_error"
 
 
-def test_an_error_in_another_format_has_the_id_of_its_own_request() -> None:
+def test_message_batch_error_has_the_id_of_its_own_request() -> None:
+    """The error must not have the id of the request that downloads the results."""
     token = REQUEST_ID.set("of-the-download")
-    result = {"status_code": 404, "request_id": "of-the-line", "body": {"error": {"code": 404, "message": "no"}}}
-    found = [_message_result({**result, "request_id": id_})["error"]["request_id"] for id_ in ("of-the-line", "")]
+    result = {"status_code": 404, "body": {"error": {"code": 404, "message": "no"}}}
+    ids = [_message_result({**result, "request_id": id_})["error"]["request_id"] for id_ in ("of-the-line", "")]
     REQUEST_ID.reset(token)
-    assert found == ["of-the-line", None]
+    assert ids == ["of-the-line", None]

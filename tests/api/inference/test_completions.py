@@ -1,4 +1,4 @@
-"""Completions, and choices and log probabilities of chats."""
+"""/v1/completions: stop strings, echo, log probabilities, suffixes; and several choices in both APIs."""
 
 import asyncio
 import threading
@@ -16,19 +16,15 @@ from tests.support.fakes import FakeLoader, FakeRunner
 URL = "/v1/completions"
 
 
-def scripted(reply: str = "there") -> FakeLoader:
-    return FakeLoader(replies={"Hi": reply})
-
-
-async def test_stop_strings_of_the_settings_are_for_requests_that_name_none(serve: Serve) -> None:
+async def test_reverse_prompt_is_the_default_stop_string(serve: Serve) -> None:
     model = {"path": "demo.gguf", "load": "startup", "reverse_prompt": [" tw"]}
-    async with serve(scripted("one two three"), models={"demo": model}) as api:
+    async with serve(FakeLoader(replies={"Hi": "one two three"}), models={"demo": model}) as api:
         for body, text in (({}, "one"), ({"stop": []}, "one"), ({"stop": [" th"]}, "one two")):
             reply = await api.client.post(URL, json={"prompt": "Hi", **body})
             assert reply.json()["choices"][0]["text"] == text
 
 
-async def test_a_batch_of_prompts_with_n_choices_is_numbered_through(client: httpx.AsyncClient) -> None:
+async def test_choices_of_several_prompts_are_numbered_consecutively(client: httpx.AsyncClient) -> None:
     body = {"prompt": ["a", [98], ["c", 100]], "n": 2, "max_tokens": 2, "seed": 1}
     reply = (await client.post(URL, json=body)).json()
     assert [c["index"] for c in reply["choices"]] == list(range(6))
@@ -37,7 +33,7 @@ async def test_a_batch_of_prompts_with_n_choices_is_numbered_through(client: htt
     assert [c["text"] for c in reply["choices"][2:4]] == [c["text"] for c in alone["choices"]]
 
 
-async def test_logprobs_that_are_a_number_have_openais_lists_beside(client: httpx.AsyncClient) -> None:
+async def test_numeric_logprobs_adds_the_legacy_openai_lists(client: httpx.AsyncClient) -> None:
     body = {"prompt": "Hi", "max_tokens": 3, "logprobs": 2}
     choice = (await client.post(URL, json=body)).json()["choices"][0]
     lists = choice["logprobs"]
@@ -49,14 +45,14 @@ async def test_logprobs_that_are_a_number_have_openais_lists_beside(client: http
     parts = [part["choices"][0]["logprobs"] for part in streamed if part["choices"][0]["logprobs"]]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset", "content"):
         assert [entry for part in parts for entry in part[name]] == lists[name]
-    for own in ({"logprobs": True}, {"n_probs": 2}):
-        reply = (await client.post(URL, json={"prompt": "Hi", "max_tokens": 1, **own})).json()
+    for fields in ({"logprobs": True}, {"n_probs": 2}):  # llama-server's own forms
+        reply = (await client.post(URL, json={"prompt": "Hi", "max_tokens": 1, **fields})).json()
         assert list(reply["choices"][0]["logprobs"]) == ["content"]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
-async def test_an_echo_with_logprobs_scores_the_prompt(client: httpx.AsyncClient, max_tokens: int) -> None:
-    """As lm-evaluation-harness asks for it: tokens, several prompts, one token more than the prompt's."""
+async def test_echo_with_logprobs_scores_the_prompt(client: httpx.AsyncClient, max_tokens: int) -> None:
+    """lm-evaluation-harness sends several prompts with `echo` to score them."""
     prompts = ["a prompt that is longer than a step's outputs", "Hi"]
     body = {"prompt": prompts, "echo": True, "logprobs": 1, "max_tokens": max_tokens, "temperature": 0}
     await client.post(URL, json={"prompt": prompts[0], "max_tokens": 1})
@@ -66,7 +62,7 @@ async def test_an_echo_with_logprobs_scores_the_prompt(client: httpx.AsyncClient
         lists = choice["logprobs"]
         assert choice["text"].startswith(prompt)
         assert len(choice["text"]) == len(prompt) + max_tokens
-        assert len(lists["tokens"]) == 1 + len(prompt) + max_tokens  # the vocabulary adds one
+        assert len(lists["tokens"]) == 1 + len(prompt) + max_tokens  # the vocabulary adds BOS
         assert lists["text_offset"] == [0, *range(len(prompt) + max_tokens)]
         assert lists["token_logprobs"][0] is lists["top_logprobs"][0] is None
         for logprob, top in zip(lists["token_logprobs"][1:], lists["top_logprobs"][1:], strict=True):
@@ -79,46 +75,46 @@ async def test_an_echo_with_logprobs_scores_the_prompt(client: httpx.AsyncClient
     assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-async def test_every_choice_has_its_prompts_log_probabilities(client: httpx.AsyncClient) -> None:
+async def test_every_choice_has_the_logprobs_of_its_prompt(client: httpx.AsyncClient) -> None:
     body = {"prompt": "Hi there", "echo": True, "logprobs": 0, "max_tokens": 2, "n": 2, "best_of": 3, "seed": 1}
     one, two = (await client.post(URL, json=body)).json()["choices"]
     assert one["logprobs"]["token_logprobs"][:9] == two["logprobs"]["token_logprobs"][:9]
     assert [len(top) for top in one["logprobs"]["top_logprobs"][1:]] == [1] * 10
 
 
-async def test_the_best_of_several_choices_is_shown(client: httpx.AsyncClient) -> None:
+async def test_best_of_returns_n_of_the_generated_choices(client: httpx.AsyncClient) -> None:
     body = {"prompt": "Hi", "best_of": 3, "n": 2, "max_tokens": 3, "seed": 1}
     reply = (await client.post(URL, json=body)).json()
-    every = (await client.post(URL, json={**body, "n": 3})).json()
+    candidates = (await client.post(URL, json={**body, "n": 3})).json()
     assert [c["index"] for c in reply["choices"]] == [0, 1]
-    assert {c["text"] for c in reply["choices"]} <= {c["text"] for c in every["choices"]}
+    assert {c["text"] for c in reply["choices"]} <= {c["text"] for c in candidates["choices"]}
     assert reply["choices"][0]["logprobs"] is None
     assert reply["usage"]["completion_tokens"] == 9
 
 
-async def test_a_suffix_is_filled_up_to(serve: Serve) -> None:
-    asked = {"prompt": "before", "suffix": "behind"}
+async def test_suffix_requires_a_model_with_fim_tokens(serve: Serve) -> None:
+    body = {"prompt": "before", "suffix": "after"}
     async with serve(FakeLoader(replies={"\x03": "middle"})) as api:
-        await api.expect(f"POST {URL}", asked, 200, '"text":"middle"')
+        await api.expect(f"POST {URL}", body, 200, '"text":"middle"')
     async with serve(FakeLoader(fim="none")) as api:
-        await api.expect(f"POST {URL}", asked, 400, {"error": {"param": "suffix"}})
+        await api.expect(f"POST {URL}", body, 400, {"error": {"param": "suffix"}})
 
 
-async def test_a_disconnect_in_the_middle_of_a_prompt_frees_its_slot(serve: Serve) -> None:
-    steps, begun, loop = threading.Semaphore(1), asyncio.Event(), asyncio.get_running_loop()
+async def test_disconnect_during_prefill_frees_the_slot(serve: Serve) -> None:
+    steps, started, loop = threading.Semaphore(1), asyncio.Event(), asyncio.get_running_loop()
 
-    def tell(_: object) -> None:
-        loop.call_soon_threadsafe(begun.set)
+    def on_decode(_: object) -> None:
+        loop.call_soon_threadsafe(started.set)
 
-    runner = FakeRunner(steps=steps, on_decode=tell)
+    runner = FakeRunner(steps=steps, on_decode=on_decode)
     async with serve(FakeLoader(runner=lambda: runner)) as api:
         async with posting(api.app, URL, {"prompt": "x" * 250, "stream": True}) as exchange:
-            await begun.wait()
+            await started.wait()
             exchange.disconnect()
             await asyncio.wait([exchange.task])
         steps.release(10_000)
     assert exchange.messages.empty()
-    assert len(runner.samplers[0].accepted) == 251, "only the prompt was seen"
+    assert len(runner.samplers[0].accepted) == 251, "only the prompt's tokens"
 
 
 CHATS = "/v1/chat/completions"
@@ -126,16 +122,14 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-async def test_more_choices_than_slots_are_generated_in_turns(serve: Serve, slots: int) -> None:
+async def test_more_choices_than_slots_are_generated_one_after_the_other(serve: Serve, slots: int) -> None:
     body = {"messages": HI, "max_tokens": 4, "seed": 1}
     async with serve(FakeLoader(n_seq=slots)) as api:
         whole = (await api.client.post(CHATS, json={**body, "n": 10})).json()
         alone = (await api.client.post(CHATS, json={**body, "seed": 10})).json()
         streamed = events((await api.client.post(CHATS, json={**body, "n": 10, "stream": True})).text)
-        assert (await api.client.post("/completion", json={"prompt": "a", "n_predict": 1, "n_cmpl": 9})).is_success
-        assert (
-            await api.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "best_of": 9})
-        ).is_success
+        await api.expect("POST /completion", {"prompt": "a", "n_predict": 1, "n_cmpl": 9})
+        await api.expect("POST /v1/completions", {"prompt": "a", "max_tokens": 1, "best_of": 9})
     texts = [choice["message"]["content"] for choice in whole["choices"]]
     assert [choice["index"] for choice in whole["choices"]] == list(range(10))
     assert whole["usage"]["completion_tokens"] == 40
@@ -144,20 +138,19 @@ async def test_more_choices_than_slots_are_generated_in_turns(serve: Serve, slot
     assert texts == ["".join(c["delta"].get("content", "") for c in deltas if c["index"] == n) for n in range(10)]
 
 
-async def test_a_client_that_leaves_frees_its_waiting_choices(serve: Serve) -> None:
+async def test_disconnect_removes_the_queued_choices_of_the_request(serve: Serve) -> None:
     body = {"messages": HI, "n": 10, "ignore_eos": True, "max_tokens": 100, "stream": True}
     async with serve(FakeLoader(n_seq=2)) as api:
         async with posting(api.app, CHATS, body) as reply:
             await reply.chunk()
-        after = await api.client.post(CHATS, json={"messages": HI, "max_tokens": 1})
-    assert after.is_success
+        await api.expect(f"POST {CHATS}", {"messages": HI, "max_tokens": 1})
 
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = tool_call("f", a=1)
 
 
-async def test_a_streamed_call_has_the_log_probabilities_of_the_whole_reply(serve: Serve) -> None:
+async def test_streamed_tool_call_has_the_logprobs_of_the_plain_reply(serve: Serve) -> None:
     body = {"messages": HI, "tools": [TOOL], "logprobs": True, "top_logprobs": 1, "temperature": 0}
     async with serve(answering({"Hi": f"Look.\n{CALL}"}), models=CHATML) as api:
         whole = (await api.client.post(CHATS, json=body)).json()["choices"][0]
@@ -165,14 +158,14 @@ async def test_a_streamed_call_has_the_log_probabilities_of_the_whole_reply(serv
     for chunk in streamed:
         TypeAdapter(ChatCompletionChunk).validate_python(chunk)
     choices = [chunk["choices"][0] for chunk in streamed]
-    found = [token for choice in choices if choice.get("logprobs") for token in choice["logprobs"]["content"]]
+    logprobs = [token for choice in choices if choice.get("logprobs") for token in choice["logprobs"]["content"]]
     assert whole["finish_reason"] == choices[-1]["finish_reason"] == "tool_calls"
-    assert found == whole["logprobs"]["content"]
+    assert logprobs == whole["logprobs"]["content"]
     assert any("tool_calls" in choice["delta"] and choice.get("logprobs") for choice in choices)
 
 
-async def test_functions_of_2023_are_ignored_with_a_warning(serve: Serve) -> None:
+async def test_deprecated_functions_field_is_ignored_with_a_warning(serve: Serve) -> None:
     body = {"messages": HI, "functions": [TOOL["function"]], "function_call": "auto"}
     async with serve(answering({"Hi": CALL}), models=CHATML) as api:
-        reply = await api.client.post("/v1/chat/completions", json=body)
-    assert (reply.status_code, reply.headers["x-llamapool-warning"]) == (200, "functions is ignored: send tools")
+        reply = await api.expect(f"POST {CHATS}", body)
+    assert reply.headers["x-llamapool-warning"] == "functions is ignored: send tools"

@@ -1,4 +1,4 @@
-"""The embeddings and rerank endpoints over fake models: routing, batches across requests, what is refused."""
+"""The embeddings and rerank endpoints over fake models: model selection, batching, cancellation, errors."""
 
 import asyncio
 import threading
@@ -6,25 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from openai import AsyncOpenAI, BadRequestError
+from openai import BadRequestError
 
 from server.engine.runner_api import Pooling
-from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, idle, until
+from tests.api.conftest import TIMEOUT_S, GoLive, Serve, idle, until
+from tests.api.scripted import openai_client
 from tests.support.fakes import FakeEmbeddingRunner, FakeLoader
 
 DEMO = {"path": "demo.gguf", "load": "startup"}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
 BOTH = {"demo": DEMO, "embedder": EMBED}
-HELLO = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
-
-
-def embedding_of(api: Api, model: str = "embedder") -> Any:
-    loaded = api.loaded(model)
-    return loaded.embedder
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 
 @pytest.mark.parametrize("path", ["/embedding", "/v1/embeddings"])
-async def test_images_of_older_clients_are_said_to_be_ignored(serve: Serve, path: str) -> None:
+async def test_legacy_image_data_is_ignored_with_a_warning(serve: Serve, path: str) -> None:
     async with serve(models={"embedder": EMBED}) as api:
         reply = await api.expect(f"POST {path}", {"input": "hi", "image_data": [{"data": "aGk=", "id": 1}]})
         without = await api.expect(f"POST {path}", {"input": "hi", "image_data": []})
@@ -34,9 +30,9 @@ async def test_images_of_older_clients_are_said_to_be_ignored(serve: Serve, path
 
 
 @pytest.mark.parametrize("name", [None, "", "gpt-4o", "text-embedding-ada-002"])
-async def test_each_endpoint_finds_the_only_model_for_it(serve: Serve, name: str | None) -> None:
+async def test_endpoint_selects_the_only_suitable_model_for_unknown_names(serve: Serve, name: str | None) -> None:
     async with serve(models=BOTH) as api:
-        chat = await api.client.post("/v1/chat/completions", json=HELLO | {"model": name})
+        chat = await api.client.post("/v1/chat/completions", json=CHAT | {"model": name})
         vectors = await api.client.post("/v1/embeddings", json={"input": "hi", "model": name})
         native = await api.client.post("/embedding", json={"content": "hi", "model": name})
     assert chat.json()["model"] == "demo"
@@ -46,7 +42,7 @@ async def test_each_endpoint_finds_the_only_model_for_it(serve: Serve, name: str
 
 
 @pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
-async def test_the_native_endpoints(serve: Serve, path: str) -> None:
+async def test_pooling_none_returns_token_embeddings_from_native_endpoints_only(serve: Serve, path: str) -> None:
     async with serve(models={"e": EMBED | {"pooling": "none"}}) as api:
         reply = await api.client.post(path, json={"input": ["ab", "c"]})
         openai = await api.client.post("/v1/embeddings", json={"input": "ab"})
@@ -55,19 +51,19 @@ async def test_the_native_endpoints(serve: Serve, path: str) -> None:
     assert openai.json()["error"]["message"].startswith("Pooling type 'none' is not OAI compatible")
 
 
-async def test_a_model_may_do_both(serve: Serve) -> None:
+async def test_one_model_may_serve_chat_and_embeddings(serve: Serve) -> None:
     async with serve(models={"m": DEMO | {"embedding": True}}) as api:
-        await api.expect("POST /v1/chat/completions", HELLO)
+        await api.expect("POST /v1/chat/completions", CHAT)
         await api.expect("POST /v1/embeddings", {"input": "hi"})
         await api.expect("GET /models", part='"capabilities":["completion","embedding"]')
         assert len((await api.client.get("/slots")).json()) == 4
 
 
-async def test_monitoring_knows_embedding_models(serve: Serve) -> None:
+async def test_metrics_slots_props_and_health_include_embedding_models(serve: Serve) -> None:
     async with serve(models=BOTH, server={"metrics": True}) as api:
         await api.expect("POST /v1/embeddings", {"input": ["hi", "you"]})
-        counted = ("prompt_tokens_total", 7), ("n_decode_total", 1)
-        samples = tuple(f'llamapool_{name}{{model="embedder"}} {n}\n' for name, n in counted)
+        counts = ("prompt_tokens_total", 7), ("n_decode_total", 1)
+        samples = tuple(f'llamapool_{name}{{model="embedder"}} {n}\n' for name, n in counts)
         await api.expect("GET /metrics", part=samples)
         await api.expect("GET /health", part={"slots_idle": 4 + 8, "slots_processing": 0})
         slots = (await api.client.get("/slots", params={"model": "embedder"})).json()
@@ -78,14 +74,14 @@ async def test_monitoring_knows_embedding_models(serve: Serve) -> None:
         assert [entry["capabilities"] for entry in listed] == [["completion"], ["embedding"]]
 
 
-async def test_200_requests_at_once_share_decodes(serve: Serve) -> None:
+async def test_concurrent_requests_share_decodes(serve: Serve) -> None:
     steps = threading.Semaphore(0)
     loader = FakeLoader(embedder=lambda: FakeEmbeddingRunner(steps=steps))
     async with serve(loader, models=BOTH) as api:
         requests = [
             asyncio.create_task(api.client.post("/v1/embeddings", json={"input": f"{i:04}"})) for i in range(200)
         ]
-        engine = embedding_of(api)
+        engine: Any = api.loaded("embedder").embedder
         await until(lambda: engine.n_load == 200)
         steps.release(1000)
         replies = await asyncio.gather(*requests)
@@ -98,7 +94,7 @@ async def test_200_requests_at_once_share_decodes(serve: Serve) -> None:
     assert not np.allclose(first, last)
 
 
-async def test_a_client_that_leaves_takes_its_inputs_along(live: GoLive) -> None:
+async def test_disconnect_removes_the_queued_inputs_of_the_request(live: GoLive) -> None:
     steps, entered = threading.Semaphore(0), threading.Semaphore(0)
     runner = FakeEmbeddingRunner(steps=steps, n_seq=1, on_embed=lambda _: entered.release())
     async with live(FakeLoader(embedder=lambda: runner), models={"e": EMBED}) as server:
@@ -109,16 +105,16 @@ async def test_a_client_that_leaves_takes_its_inputs_along(live: GoLive) -> None
         writer.close()
         await until(lambda: not server.api.pool.state("e").n_leases)
         steps.release(2)
-        await idle(embedding_of(server.api, "e"))
+        await idle(server.api.loaded("e").embedder)
     assert len(runner.batches) <= 2
 
 
-async def test_a_full_queue_is_a_429(serve: Serve) -> None:
+async def test_full_embedding_queue_is_a_429_with_retry_after(serve: Serve) -> None:
     steps = threading.Semaphore(0)
     loader = FakeLoader(embedder=lambda: FakeEmbeddingRunner(steps=steps, n_seq=1))
     async with serve(loader, models={"e": EMBED | {"max_queue": 1}}) as api:
         running = [asyncio.create_task(api.client.post("/embedding", json={"content": "x"})) for _ in range(2)]
-        engine = embedding_of(api, "e")
+        engine: Any = api.loaded("e").embedder
         await until(lambda: engine.n_load == 2)
         refused = await api.client.post("/embedding", json={"content": "x"})
         steps.release(1000)
@@ -128,17 +124,16 @@ async def test_a_full_queue_is_a_429(serve: Serve) -> None:
     assert [reply.status_code for reply in replies] == [200, 200]
 
 
-async def test_a_text_longer_than_the_context(serve: Serve) -> None:
+async def test_text_longer_than_the_context_is_a_400(serve: Serve) -> None:
     loader = FakeLoader(embedder=lambda: FakeEmbeddingRunner(pooling=Pooling.LAST))
     async with serve(loader, models={"e": EMBED}) as api:
         error = {"type": "exceed_context_size_error", "n_prompt_tokens": 301, "n_ctx": 256}
         await api.expect("POST /v1/embeddings", {"input": "x" * 300}, 400, {"error": error})
 
 
-async def test_the_official_client_asks_for_base64_and_decodes_it(serve: Serve) -> None:
+async def test_official_client_decodes_base64_embeddings(serve: Serve) -> None:
     async with serve(models={"e": EMBED}) as api:
-        http: Any = api.client
-        client = AsyncOpenAI(base_url="http://test/v1", api_key="none", http_client=http, max_retries=0)
+        client = openai_client(api)
         decoded = await client.embeddings.create(model="e", input=[[5, 6], [7]], user="somebody")
         plain = (await api.client.post("/v1/embeddings", json={"input": [[5, 6], [7]]})).json()
         shorter = await client.embeddings.create(model="e", input="x", dimensions=2)
@@ -152,42 +147,43 @@ async def test_the_official_client_asks_for_base64_and_decodes_it(serve: Serve) 
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-async def test_instances_share_weights(serve: Serve, instances: int) -> None:
+async def test_embedding_instances_share_weights(serve: Serve, instances: int) -> None:
     async with serve(models={"e": EMBED | {"instances": instances}}) as api:
         await asyncio.gather(*(api.client.post("/embedding", json={"content": "x"}) for _ in range(20)))
         (weights,) = api.loader.loaded
         assert len(weights.embedders) == instances
-        assert len(embedding_of(api, "e").slots()) == 8 * instances
+        engine: Any = api.loaded("e").embedder
+        assert len(engine.slots()) == 8 * instances
 
 
 RANKER = {"path": "r.gguf", "load": "startup", "reranking": True}
-ASK: dict[str, Any] = {"query": "q", "documents": ["b", "a", "c"]}
+RERANK: dict[str, Any] = {"query": "q", "documents": ["b", "a", "c"]}
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/reranking", "/v1/rerank", "/v1/reranking"])
-async def test_all_names_of_the_endpoint(serve: Serve, path: str) -> None:
+async def test_rerank_replies_in_the_format_of_jina_or_tei(serve: Serve, path: str) -> None:
     async with serve(models={"demo": DEMO, "ranker": RANKER}) as api:
-        jina = (await api.expect(f"POST {path}", ASK, 200, {"model": "ranker"})).json()["results"]
-        tei = await api.expect(f"POST {path}", {"query": "q", "texts": ASK["documents"], "return_text": True})
+        jina = (await api.expect(f"POST {path}", RERANK, 200, {"model": "ranker"})).json()["results"]
+        tei = await api.expect(f"POST {path}", {"query": "q", "texts": RERANK["documents"], "return_text": True})
     scores = [entry["relevance_score"] for entry in jina]
     assert scores == sorted(scores, reverse=True)
     assert {entry["index"] for entry in jina} == {0, 1, 2}
     assert [(entry["index"], entry["text"]) for entry in tei.json()] == [
-        (entry["index"], ASK["documents"][entry["index"]]) for entry in jina
+        (entry["index"], RERANK["documents"][entry["index"]]) for entry in jina
     ]
 
 
-async def test_coheres_endpoint_has_its_shape_of_replies_and_errors(serve: Serve) -> None:
-    body = {**ASK, "top_n": 2, "return_documents": True, "max_tokens_per_doc": 9}
+async def test_v2_rerank_replies_and_fails_in_the_format_of_cohere(serve: Serve) -> None:
+    body = {**RERANK, "top_n": 2, "return_documents": True, "max_tokens_per_doc": 9}
     async with serve(models={"demo": DEMO, "ranker": RANKER}) as api:
         reply = await api.client.post("/v2/rerank", json=body)
-        jina = (await api.client.post("/v1/rerank", json={**ASK, "raw_scores": False})).json()
+        jina = (await api.client.post("/v1/rerank", json={**RERANK, "raw_scores": False})).json()
         wrong = await api.client.post("/v2/rerank", json={"query": "q", "texts": ["b"]})
-    found = reply.json()
-    assert found["results"] == [
-        {**each, "document": {"text": ASK["documents"][each["index"]]}} for each in jina["results"][:2]
+    cohere = reply.json()
+    assert cohere["results"] == [
+        {**each, "document": {"text": RERANK["documents"][each["index"]]}} for each in jina["results"][:2]
     ]
-    assert all(0 <= each["relevance_score"] <= 1 for each in found["results"])
-    assert found["meta"]["tokens"] == {"input_tokens": jina["usage"]["prompt_tokens"]}
+    assert all(0 <= each["relevance_score"] <= 1 for each in cohere["results"])
+    assert cohere["meta"]["tokens"] == {"input_tokens": jina["usage"]["prompt_tokens"]}
     assert reply.headers["x-llamapool-warning"] == "'max_tokens_per_doc' is ignored: unknown field"
     assert (wrong.status_code, list(wrong.json())) == (400, ["message"])

@@ -1,4 +1,4 @@
-"""Whatever a client sends, the reply is a success or an error in the API's shape, and nothing stays busy."""
+"""Random bodies for every generating endpoint: each reply is a success or a 4xx error in the API's shape."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from server.dialects.messages.parse import MessagesBody
 from server.dialects.native.parse import InfillBody, NativeBody
 from server.dialects.ollama.parse import OllamaChatBody, OllamaGenerateBody
 from server.dialects.responses.parse import ResponsesBody
-from tests.api.conftest import Api, Serve
+from tests.api.conftest import Serve
 from tests.support.sampling import EXAMPLES_SHARE
 
 JSON = st.recursive(
@@ -35,6 +35,7 @@ MESSAGE = st.fixed_dictionaries(
 
 
 def bodies(schema: Any, required: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Return a strategy of bodies with all `required` fields and up to four others of the model `schema`."""
     names = sorted(set(schema.model_fields) - {*required, "max_tokens", "n_predict", "max_completion_tokens"})
     some = st.dictionaries(st.sampled_from(names), JSON | LIKELY, max_size=4)
     return st.builds(lambda a, b: {"max_tokens": 2, **a, **b}, some, st.fixed_dictionaries(required))
@@ -58,17 +59,19 @@ TURN = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant"]), "content": st.lists(BLOCK, max_size=3) | JSON}
 )
 MESSAGES = bodies(MessagesBody, {"messages": HI | HI | st.lists(TURN, max_size=3) | JSON})
-FEW = st.dictionaries(st.sampled_from(["top_k", "seed", "stop", "num_ctx", "x"]), JSON | LIKELY, max_size=2).map(
-    lambda options: {"num_predict": 2, **options}
-)
+OLLAMA_OPTIONS = st.dictionaries(
+    st.sampled_from(["top_k", "seed", "stop", "num_ctx", "x"]), JSON | LIKELY, max_size=2
+).map(lambda options: {"num_predict": 2, **options})
 OLLAMA_MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "System", "tool"]) | st.text(max_size=3)},
     optional={
         **dict.fromkeys(("content", "thinking", "images", "tool_calls", "tool_name", "tool_call_id"), JSON | LIKELY)
     },
 )
-OLLAMA = bodies(OllamaChatBody, {"messages": HI | st.lists(OLLAMA_MESSAGE, max_size=3) | JSON, "options": FEW})
-OLLAMA_TEXT = bodies(OllamaGenerateBody, {"prompt": st.text(max_size=9) | JSON, "options": FEW | JSON})
+OLLAMA = bodies(
+    OllamaChatBody, {"messages": HI | st.lists(OLLAMA_MESSAGE, max_size=3) | JSON, "options": OLLAMA_OPTIONS}
+)
+OLLAMA_TEXT = bodies(OllamaGenerateBody, {"prompt": st.text(max_size=9) | JSON, "options": OLLAMA_OPTIONS | JSON})
 TOKENS = st.dictionaries(st.sampled_from(["content", "tokens", "add_special", "with_pieces", "model"]), JSON)
 NATIVE = bodies(NativeBody, {"prompt": st.text(max_size=9) | JSON | LIKELY})
 INFILL = bodies(
@@ -94,6 +97,7 @@ REQUEST = st.one_of(
 
 
 def check(reply: httpx.Response) -> None:
+    """Assert that `reply` is a success or a client error in the format of OpenAI, Anthropic or Ollama."""
     if reply.status_code == 200:
         assert reply.content
         return
@@ -110,20 +114,16 @@ def check(reply: httpx.Response) -> None:
     assert error["code"] == reply.status_code or isinstance(error["code"], str)
 
 
-async def post_all(api: Api, requests: list[tuple[str, dict[str, Any]]]) -> None:
-    for path, body in requests:
-        check(await api.client.post(path, json=body))
-
-
 @pytest.mark.slow
-async def test_no_body_is_a_server_error_and_none_leaves_a_slot_busy(serve: Serve) -> None:
-    found: list[tuple[str, dict[str, Any]]] = []
+async def test_random_bodies_cause_no_server_error_and_leave_no_slot_busy(serve: Serve) -> None:
+    requests: list[tuple[str, dict[str, Any]]] = []
 
     @settings(max_examples=500 // EXAMPLES_SHARE, database=None, suppress_health_check=list(HealthCheck), deadline=None)
     @given(REQUEST)
     def collect(request: tuple[str, dict[str, Any]]) -> None:
-        found.append(request)
+        requests.append(request)
 
     collect()
     async with serve() as api:
-        await post_all(api, found)
+        for path, body in requests:
+            check(await api.client.post(path, json=body))

@@ -1,243 +1,238 @@
-"""Pictures and sounds over a scripted model that says what it was shown, and transcriptions by the official client."""
+"""Images and audio over a model whose replies depend on the rendered prompt; transcriptions by OpenAI's client."""
 
 import base64
 import random
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import httpx
 import openai
 import pytest
 from openai.types.audio import Translation, TranslationVerbose
 from pydantic import TypeAdapter
 
 from tests.api.conftest import Api, Serve
+from tests.api.scripted import openai_client
 from tests.media_files import media_file, wav
 from tests.support.fakes import ASSISTANT, FakeLoader
 
-PICTURE = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
-SOUND = media_file("tiny.wav")
-SEEN, HEARD = "(image 16x12)", "(audio 1600x1)"
-WORDS = "Hello."
-LOST = "[image: not shown, it could not be read]"
-
-
+IMAGE_URL = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
+SPEECH = media_file("tiny.wav")
+IMAGE_TEXT, AUDIO_TEXT = "(image 16x12)", "(audio 1600x1)"  # as the fake model renders them
+TRANSCRIPT = "Hello."
+PLACEHOLDER = "[image: not shown, it could not be read]"
 HINT = "The audio may continue this text or contain its names and terms; spell them in the same way: "
+CHAT, TRANSCRIBE, TRANSLATE = "/v1/chat/completions", "/v1/audio/transcriptions", "/v1/audio/translations"
 
 
-def asked(*parts: str) -> str:
+def user_turn(*parts: str) -> str:
     return f"<|im_start|>user\n{''.join(parts)}<|im_end|>\n{ASSISTANT}"
 
 
 REPLIES = {
-    asked("Transcribe audio to text", HEARD): WORDS,
-    asked(f"Transcribe audio to text (language: en)\n{HINT}Aoife, Siobhán.", HEARD): "en",
-    asked("Translate the speech in the audio into English text", HEARD): "In English.",
-    asked("What?", SEEN): "A picture.",
-    asked("What?", SEEN, "\nAnd?"): "wrong",
-    f"{SEEN}What?": "Raw.",
-    asked("What?", SEEN, "And?", HEARD): "Both.",
-    asked("What?", LOST) + f"A.<|im_end|>\n{asked('And?', SEEN)}": "It goes on.",
+    user_turn("Transcribe audio to text", AUDIO_TEXT): TRANSCRIPT,
+    user_turn(f"Transcribe audio to text (language: en)\n{HINT}Aoife, Siobhán.", AUDIO_TEXT): "en",
+    user_turn("Translate the speech in the audio into English text", AUDIO_TEXT): "In English.",
+    user_turn("What?", IMAGE_TEXT): "An image.",
+    user_turn("What?", IMAGE_TEXT, "\nAnd?"): "wrong",
+    f"{IMAGE_TEXT}What?": "Raw.",
+    user_turn("What?", IMAGE_TEXT, "And?", AUDIO_TEXT): "Both.",
+    user_turn("What?", PLACEHOLDER) + f"A.<|im_end|>\n{user_turn('And?', IMAGE_TEXT)}": "It continues.",
 }
 
 
 @pytest.fixture
-async def hearing(serve: Serve) -> AsyncIterator[Api]:
+async def multimodal(serve: Serve) -> AsyncIterator[Api]:
     async with serve(FakeLoader(replies=REPLIES, media=frozenset({"image", "audio"}))) as api:
         yield api
 
 
 @pytest.fixture
-def client(hearing: Api) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(
-        api_key="x", base_url="http://test/v1", http_client=cast(Any, hearing.client), max_retries=0
-    )
+def client(multimodal: Api) -> openai.AsyncOpenAI:
+    return openai_client(multimodal)
 
 
-def chat(*content: dict[str, Any], **more: object) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": list(content)}], "temperature": 0, **more}
+def chat_body(*content: dict[str, Any], **fields: object) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(content)}], "temperature": 0, **fields}
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"type": "text", "text": said}
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
-IMAGE = {"type": "image_url", "image_url": {"url": PICTURE}}
-AUDIO = {"type": "input_audio", "input_audio": {"data": base64.b64encode(SOUND).decode(), "format": "wav"}}
+def image_part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
-async def test_ollamas_raw_prompt_has_its_pictures_before_it(hearing: Api) -> None:
-    body = {"model": "demo", "raw": True, "prompt": "What?", "images": [PICTURE.partition(",")[2]], "stream": False}
-    await hearing.expect("POST /api/generate", body, 200, {"response": "Raw."})
+IMAGE = image_part(IMAGE_URL)
+AUDIO = {"type": "input_audio", "input_audio": {"data": base64.b64encode(SPEECH).decode(), "format": "wav"}}
 
 
-async def test_no_line_stands_beside_a_picture_as_in_llama_server(hearing: Api) -> None:
-    for parts, said in (((text("What?"), IMAGE), "A picture."), ((text("What?"), IMAGE, text("And?"), AUDIO), "Both.")):
-        await hearing.expect("POST /v1/chat/completions", chat(*parts), 200, f'"content":"{said}"')
+async def test_images_precede_the_raw_prompt_of_ollama(multimodal: Api) -> None:
+    body = {"model": "demo", "raw": True, "prompt": "What?", "images": [IMAGE_URL.partition(",")[2]], "stream": False}
+    await multimodal.expect("POST /api/generate", body, 200, {"response": "Raw."})
+
+
+async def test_no_newline_separates_media_from_text_as_in_llama_server(multimodal: Api) -> None:
+    image_only, both = (text_part("What?"), IMAGE), (text_part("What?"), IMAGE, text_part("And?"), AUDIO)
+    for parts, reply in ((image_only, "An image."), (both, "Both.")):
+        await multimodal.expect(f"POST {CHAT}", chat_body(*parts), 200, f'"content":"{reply}"')
 
 
 @pytest.mark.parametrize("url", ["data:image/png;base64,aaaa", "http://127.0.0.1:9/gone.png", "data:text/html,x"])
-async def test_a_picture_of_the_history_that_is_lost_ends_no_session(hearing: Api, url: str) -> None:
-    path, lost = "POST /v1/chat/completions", {"type": "image_url", "image_url": {"url": url}}
-    said = [{"role": "user", "content": [text("What?"), lost]}, {"role": "assistant", "content": "A."}]
-    again = [*said, {"role": "user", "content": [text("And?"), IMAGE]}]
-    reply = await hearing.expect(path, {"messages": again, "temperature": 0}, 200, '"content":"It goes on."')
-    assert reply.headers["x-llamapool-warning"] == f"messages.0.content.1.type: {LOST}"
-    stream = await hearing.expect(path, {"messages": again, "stream": True, "max_tokens": 1})
-    assert stream.headers["x-llamapool-warning"].endswith(LOST)
-    await hearing.expect(path, {"messages": said[:1]}, 400, '"message":"messages.0.content.1.type:')
+async def test_unreadable_image_in_the_history_is_a_warning_not_an_error(multimodal: Api, url: str) -> None:
+    user = {"role": "user", "content": [text_part("What?"), image_part(url)]}
+    history = [user, {"role": "assistant", "content": "A."}]
+    messages = [*history, {"role": "user", "content": [text_part("And?"), IMAGE]}]
+    body = {"messages": messages, "temperature": 0}
+    reply = await multimodal.expect(f"POST {CHAT}", body, 200, '"content":"It continues."')
+    assert reply.headers["x-llamapool-warning"] == f"messages.0.content.1.type: {PLACEHOLDER}"
+    stream = await multimodal.expect(f"POST {CHAT}", {"messages": messages, "stream": True, "max_tokens": 1})
+    assert stream.headers["x-llamapool-warning"].endswith(PLACEHOLDER)
+    await multimodal.expect(f"POST {CHAT}", {"messages": [user]}, 400, '"message":"messages.0.content.1.type:')
 
 
-async def test_pictures_beyond_what_is_shown_or_fetched(hearing: Api) -> None:
-    path = "POST /v1/chat/completions"
-    links = [{"type": "image_url", "image_url": {"url": f"http://127.0.0.1:9/{n}.png"}} for n in range(40)]
-    said: list[Any] = [{"role": "user", "content": links}]
-    await hearing.expect(path, {"messages": said}, 400, "at most 32 addresses")
-    said += [{"role": "assistant", "content": "A."}, {"role": "user", "content": "?"}]  # left out of a history
-    placeholders = "exceeds the available context size"
-    await hearing.expect(path, {"messages": said, "max_tokens": 1}, 400, placeholders)
-    data = base64.b64encode(media_file("tiny.png")).decode()
+async def test_number_of_media_and_urls_per_request_is_limited(multimodal: Api) -> None:
+    links = [image_part(f"http://127.0.0.1:9/{n}.png") for n in range(40)]
+    messages: list[Any] = [{"role": "user", "content": links}]
+    await multimodal.expect(f"POST {CHAT}", {"messages": messages}, 400, "at most 32 addresses")
+    messages += [{"role": "assistant", "content": "A."}, {"role": "user", "content": "?"}]  # placeholders in a history
+    too_long = "exceeds the available context size"
+    await multimodal.expect(f"POST {CHAT}", {"messages": messages, "max_tokens": 1}, 400, too_long)
+    data = IMAGE_URL.partition(",")[2]
     body = {"prompt": {"prompt_string": "<__media__>" * 257, "multimodal_data": [data] * 257}, "n_predict": 1}
-    await hearing.expect("POST /completion", body, 400, "at most 256 files, this one shows 257")
+    await multimodal.expect("POST /completion", body, 400, "at most 256 files, this one shows 257")
 
 
-async def test_a_picture_counts_as_often_as_it_stands_in_a_prompt(
-    hearing: Api, monkeypatch: pytest.MonkeyPatch
+async def test_decoded_size_limit_counts_every_occurrence_of_an_image(
+    multimodal: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.media.loader.MAX_DECODED_BYTES", 16 * 12 * 3 * 2)
     for n, status in ((3, 400), (2, 200)):
-        await hearing.expect("POST /v1/chat/completions", chat(*[IMAGE] * n), status)
+        await multimodal.expect(f"POST {CHAT}", chat_body(*[IMAGE] * n), status)
 
 
-async def test_a_model_that_sees_nothing_says_what_it_is_told_instead(serve: Serve) -> None:
-    said = [{"role": "user", "content": [text("What?"), IMAGE]}, {"role": "user", "content": "And?"}]
+async def test_text_only_model_gets_a_placeholder_for_images_of_the_history(serve: Serve) -> None:
+    messages = [{"role": "user", "content": [text_part("What?"), IMAGE]}, {"role": "user", "content": "And?"}]
+    body = {"messages": messages, "max_tokens": 1, "tools": [{"type": "web_search"}]}
+    warning = (
+        "tools of type 'web_search' are left out: only the provider's servers execute them; "
+        "messages.0.content.1.type: [image: not shown, this model takes none]"
+    )
     async with serve() as api:
-        body = {"messages": said, "max_tokens": 1, "tools": [{"type": "web_search"}]}
-        reply = await api.client.post("/v1/chat/completions", json=body)
-        counted = await api.client.post("/v1/chat/completions/input_tokens", json=body)
-    told = "messages.0.content.1.type: [image: not shown, this model takes none]"
-    for each in (reply, counted):
-        assert each.headers["x-llamapool-warning"] == (
-            f"tools of type 'web_search' are left out: only the provider's servers execute them; {told}"
-        )
+        for path in (CHAT, f"{CHAT}/input_tokens"):
+            assert (await api.expect(f"POST {path}", body)).headers["x-llamapool-warning"] == warning
 
 
-async def test_models_that_are_not_loaded_tell_what_they_take(serve: Serve, tmp_path: Any) -> None:
+async def test_unloaded_models_report_their_input_modalities(serve: Serve, tmp_path: Any) -> None:
     projector = tmp_path / "mmproj.gguf"
     projector.touch()
     models = {"seer": {"path": "demo.gguf", "mmproj": str(projector), "load": "on_demand"}}
     async with serve(FakeLoader(media=frozenset({"image"})), models=models) as api:
-        found = (await api.client.get("/v1/models")).json()
-        assert found["data"][0]["status"]["value"] == "unloaded"
-        assert found["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
-        assert found["models"][0]["capabilities"] == ["completion", "multimodal"]
+        models_reply = (await api.client.get("/v1/models")).json()
+        assert models_reply["data"][0]["status"]["value"] == "unloaded"
+        assert models_reply["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+        assert models_reply["models"][0]["capabilities"] == ["completion", "multimodal"]
 
 
-async def test_the_official_client_transcribes(client: openai.AsyncOpenAI) -> None:
-    given: Any = {"model": "demo", "file": ("a.wav", SOUND), "temperature": 0}
-    found = await client.audio.transcriptions.create(**given)
-    assert found.text == WORDS
-    assert found.usage is not None
-    assert found.usage.type == "tokens"
-    assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
-    assert (await client.audio.transcriptions.create(**given, prompt="Aoife, Siobhán.", language="en")).text == "en"
-    long = await client.audio.transcriptions.create(**given, response_format="verbose_json", language="")
-    assert (long.text, round(long.duration, 1), long.language) == (WORDS, 0.1, "unknown")
-    (segment,) = long.segments
-    assert (segment.text, segment.start, segment.end) == (WORDS, 0, long.duration)
-    assert bytes(token for token in segment.tokens if token < 256).decode() == WORDS
+FIELDS: Any = {"model": "demo", "file": ("a.wav", SPEECH), "temperature": 0}
+
+
+async def test_official_client_transcribes(client: openai.AsyncOpenAI) -> None:
+    plain = await client.audio.transcriptions.create(**FIELDS)
+    assert plain.text == TRANSCRIPT
+    assert plain.usage is not None
+    assert plain.usage.type == "tokens"
+    assert plain.usage.total_tokens == plain.usage.input_tokens + plain.usage.output_tokens
+    assert (await client.audio.transcriptions.create(**FIELDS, prompt="Aoife, Siobhán.", language="en")).text == "en"
+    verbose = await client.audio.transcriptions.create(**FIELDS, response_format="verbose_json", language="")
+    assert (verbose.text, round(verbose.duration, 1), verbose.language) == (TRANSCRIPT, 0.1, "unknown")
+    (segment,) = verbose.segments
+    assert (segment.text, segment.start, segment.end) == (TRANSCRIPT, 0, verbose.duration)
+    assert bytes(token for token in segment.tokens if token < 256).decode() == TRANSCRIPT
     assert segment.avg_logprob <= 0
 
 
-async def test_the_official_client_translates(hearing: Api, client: openai.AsyncOpenAI) -> None:
-    given: Any = {"model": "demo", "file": ("a.wav", SOUND), "temperature": 0}
-    with pytest.warns(DeprecationWarning, match="deprecated"):  # of OpenAI's endpoint
-        found = await client.audio.translations.create(**given)
-    TypeAdapter(Translation).validate_python(found.model_dump())
-    assert found.text == "In English."
-    form = {"temperature": "0", "response_format": "verbose_json"}
-    verbose = (await hearing.client.post("/v1/audio/translations", files={"file": SOUND}, data=form)).json()
+async def test_official_client_translates(multimodal: Api, client: openai.AsyncOpenAI) -> None:
+    with pytest.warns(DeprecationWarning, match="deprecated"):  # OpenAI deprecated the endpoint
+        plain = await client.audio.translations.create(**FIELDS)
+    TypeAdapter(Translation).validate_python(plain.model_dump())
+    assert plain.text == "In English."
+    file, form = {"file": SPEECH}, {"temperature": "0"}
+    fields = {**form, "response_format": "verbose_json"}
+    verbose = (await multimodal.client.post(TRANSLATE, files=file, data=fields)).json()
     TypeAdapter(TranslationVerbose).validate_python(verbose)
     assert (verbose["text"], verbose["language"], verbose["task"]) == ("In English.", "english", "translate")
-    reply = await hearing.client.post(
-        "/v1/audio/translations", files={"file": SOUND}, data={"temperature": "0", "stream": "true", "language": "de"}
-    )
+    reply = await multimodal.client.post(TRANSLATE, files=file, data={**form, "stream": "true", "language": "de"})
     assert reply.json()["text"] == "In English."
-    assert reply.headers["x-llamapool-warning"] == (
-        "'stream' is ignored: unknown field; 'language' is ignored: unknown field"
-    )
+    warning = "'stream' is ignored: unknown field; 'language' is ignored: unknown field"
+    assert reply.headers["x-llamapool-warning"] == warning
 
 
-async def test_the_official_client_transcribes_while_it_is_written(client: openai.AsyncOpenAI) -> None:
-    stream = await client.audio.transcriptions.create(
-        model="demo", file=("a.wav", SOUND), temperature=0, response_format="json", stream=True
-    )
+async def test_official_client_streams_a_transcription(client: openai.AsyncOpenAI) -> None:
+    stream = await client.audio.transcriptions.create(**FIELDS, response_format="json", stream=True)
     events = [event async for event in stream]
     assert [event.type for event in events] == ["transcript.text.delta"] * (len(events) - 1) + ["transcript.text.done"]
-    assert "".join(event.delta for event in events[:-1]) == events[-1].text == WORDS  # type: ignore[union-attr]
+    assert "".join(event.delta for event in events[:-1]) == events[-1].text == TRANSCRIPT
 
 
 @pytest.mark.parametrize(
-    ("form", "expected"),
+    ("response_format", "expected"),
     [
-        ("text", f"{WORDS}\n"),
-        ("srt", f"1\n00:00:00,000 --> 00:00:00,100\n{WORDS}\n\n"),
-        ("vtt", f"WEBVTT\n\n00:00:00.000 --> 00:00:00.100\n{WORDS}\n\n"),
+        ("text", f"{TRANSCRIPT}\n"),
+        ("srt", f"1\n00:00:00,000 --> 00:00:00,100\n{TRANSCRIPT}\n\n"),
+        ("vtt", f"WEBVTT\n\n00:00:00.000 --> 00:00:00.100\n{TRANSCRIPT}\n\n"),
     ],
 )
-async def test_texts_and_subtitles(client: openai.AsyncOpenAI, form: Any, expected: str) -> None:
-    found: Any = await client.audio.transcriptions.create(
-        model="demo", file=("a.wav", SOUND), temperature=0, response_format=form
-    )
-    assert found == expected
+async def test_transcription_as_text_or_subtitles(
+    client: openai.AsyncOpenAI, response_format: Any, expected: str
+) -> None:
+    assert await client.audio.transcriptions.create(**FIELDS, response_format=response_format) == expected
 
 
-async def test_damaged_sounds_and_wrong_fields_are_the_clients_fault(client: openai.AsyncOpenAI) -> None:
-    async def refused(data: bytes = SOUND, **fields: Any) -> str:
+async def test_damaged_audio_and_invalid_fields_are_a_400(client: openai.AsyncOpenAI) -> None:
+    async def error(data: bytes = SPEECH, **fields: Any) -> str:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.audio.transcriptions.create(model="demo", file=("a.wav", data), extra_body=fields)
         return str(caught.value)
 
-    assert "file: Failed to load image or audio file" in await refused(SOUND[:20])
-    assert "neither PNG" in await refused(b"hello")
-    assert "'response_format': must be" in await refused(response_format="xml")
-    assert "no times of words" in await refused(timestamp_granularities=["word"])
-    assert "'temperature': must be" in await refused(temperature="warm")
-    assert "'stream': must be" in await refused(stream="maybe")
-    assert "can't be used with response_format srt" in await refused(stream="true", response_format="srt")
+    assert "file: Failed to load image or audio file" in await error(SPEECH[:20])
+    assert "neither PNG" in await error(b"hello")
+    assert "'response_format': must be" in await error(response_format="xml")
+    assert "no times of words" in await error(timestamp_granularities=["word"])
+    assert "'temperature': must be" in await error(temperature="warm")
+    assert "'stream': must be" in await error(stream="maybe")
+    assert "can't be used with response_format srt" in await error(stream="true", response_format="srt")
 
 
-async def test_a_form_without_a_file_and_no_form_at_all(hearing: Api) -> None:
-    form, bounded = ({"Content-Type": f"multipart/form-data{end}"} for end in ("", "; boundary=b"))
-    for sent, said in (
+async def test_missing_file_and_invalid_forms_are_a_400(multimodal: Api) -> None:
+    no_boundary, boundary = ({"Content-Type": f"multipart/form-data{end}"} for end in ("", "; boundary=b"))
+    for request, message in (
         ({"files": {"other": b"x"}}, "No input file found"),
         ({"json": {"file": "x"}}, "must be a form"),
-        ({"content": b"x", "headers": form}, "not a valid form"),
-        ({"content": b"--b\r\nx", "headers": bounded}, ""),
+        ({"content": b"x", "headers": no_boundary}, "not a valid form"),
+        ({"content": b"--b\r\nx", "headers": boundary}, ""),
     ):
-        reply = await hearing.client.post("/v1/audio/transcriptions", **sent)
-        assert (reply.status_code, said in reply.json()["error"]["message"]) == (400, True)
+        reply = await multimodal.client.post(TRANSCRIBE, **request)
+        assert (reply.status_code, message in reply.json()["error"]["message"]) == (400, True)
 
 
-async def test_a_large_sound_needs_no_folder_for_temporary_files(
+async def test_large_audio_needs_no_temporary_folder(
     client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Such as a container with a read-only root file system and no /tmp."""
+    """A container may have a read-only root file system and no /tmp."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    sound = wav(random.Random(0).randbytes(3 << 20))
-    found = await client.audio.transcriptions.create(model="demo", file=("a.wav", sound), temperature=0)
-    assert found.text  # the scripted model knows no words for this sound
+    audio = wav(random.Random(0).randbytes(3 << 20))
+    assert (await client.audio.transcriptions.create(**{**FIELDS, "file": ("a.wav", audio)})).text
 
 
-async def test_a_model_that_hears_nothing_says_so(api: Api) -> None:
-    reply = await api.client.post("/v1/audio/transcriptions", files={"file": SOUND})
+async def test_transcription_by_a_model_without_audio_support_is_a_501(api: Api) -> None:
+    reply = await api.client.post(TRANSCRIBE, files={"file": SPEECH})
     assert reply.status_code == 501
     assert reply.json()["error"]["message"] == "The current model does not support audio input."
 
 
-async def test_a_form_is_bounded_as_other_bodies_are(serve: Serve) -> None:
+async def test_forms_longer_than_max_body_bytes_are_a_413(serve: Serve) -> None:
     async with serve(FakeLoader(media=frozenset({"audio"})), server={"max_body_bytes": 1024}) as api:
-        reply: httpx.Response = await api.client.post("/v1/audio/transcriptions", files={"file": SOUND})
-    assert reply.status_code == 413
+        assert (await api.client.post(TRANSCRIBE, files={"file": SPEECH})).status_code == 413

@@ -1,3 +1,5 @@
+"""Features of Anthropic's Messages API that other dialects do not have, and recorded requests of Claude Code."""
+
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ from tests.api.conftest import Api, Serve
 from tests.api.scripted import CHATML, TURN, answering, tool_call
 from tests.api.streams import typed_events
 from tests.support.fakes import FakeLoader
+from tests.support.real_server import ROOT
 
 URL = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -20,73 +23,76 @@ CALL = tool_call("look", at="sky")
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+RECORDED = ROOT / "tests/unit/dialects/recorded/claude-code.json"
 
 
 def with_tools(**replies: str) -> dict[str, Any]:
-    """What `serve` needs for a model whose template knows tools."""
+    """Return arguments of `serve` for a model whose template supports tools, with scripted replies."""
     return {"loader": answering(replies), "models": CHATML}
 
 
-async def message(api: Api, **more: object) -> Any:
-    reply = await api.expect(f"POST {URL}", {**BODY, **more})
+async def create_message(api: Api, **fields: object) -> Any:
+    reply = await api.expect(f"POST {URL}", {**BODY, **fields})
     Message.model_validate(reply.json())
     return reply.json()
 
 
-async def events(api: Api, **more: object) -> list[Any]:
-    """The parsed events of a stream; each is one that the official client knows, under its own name."""
-    reply = await api.expect(f"POST {URL}", {**BODY, **more, "stream": True})
+async def stream_message(api: Api, **fields: object) -> list[Any]:
+    """Return the events of a stream, validated by the types of Anthropic's client."""
+    reply = await api.expect(f"POST {URL}", {**BODY, **fields, "stream": True})
     assert reply.headers["content-type"].startswith("text/event-stream")
     return typed_events(reply.text, EVENT)
 
 
-async def test_a_tool_that_was_found_is_used_and_leaves_the_cached_prompt_as_it_is(serve: Serve) -> None:
+async def test_deferred_tool_is_callable_after_a_reference_and_keeps_the_prefix_cached(serve: Serve) -> None:
     search = {"name": "search", "description": "Finds tools. " * 20, "input_schema": {"type": "object"}}
     use = {"type": "tool_use", "id": "c1", "name": "search", "input": {}}
-    found = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "tool_reference", "tool_name": "look"}]}
-    turns = [HI, {"role": "assistant", "content": [use]}, {"role": "user", "content": [found]}]
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "tool_reference", "tool_name": "look"}]}
+    turns = [HI, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
     async with serve(**with_tools(Hi="No.", **{"</tool_response>": CALL})) as api:
-        await message(api, tools=[search])
-        answer = await message(api, tools=[search, {**TOOL, "defer_loading": True}], messages=turns)
+        await create_message(api, tools=[search])
+        answer = await create_message(api, tools=[search, {**TOOL, "defer_loading": True}], messages=turns)
     assert [(block["type"], block["name"]) for block in answer["content"]] == [("tool_use", "look")]
     assert answer["usage"]["cache_read_input_tokens"] > answer["usage"]["input_tokens"]
 
 
-async def test_two_calls_are_two_blocks_unless_only_one_may_come(serve: Serve) -> None:
+async def test_disable_parallel_tool_use_limits_the_message_to_one_call(serve: Serve) -> None:
     async with serve(**with_tools(Hi=f"{CALL}\n{CALL}")) as api:
-        both = await message(api, tools=[TOOL])
-        one = await message(api, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
-    assert [len(found["content"]) for found in (both, one)] == [2, 1]
+        both = await create_message(api, tools=[TOOL])
+        one = await create_message(api, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+    assert [len(message["content"]) for message in (both, one)] == [2, 1]
 
 
-async def test_a_full_context_is_its_own_reason(serve: Serve) -> None:
+async def test_full_context_has_its_own_stop_reason(serve: Serve) -> None:
     async with serve(FakeLoader(replies={f"Hi{TURN}": "x" * 500})) as api:
-        found, streamed = await message(api, max_tokens=64000), await events(api, max_tokens=64000)
-        exact = await message(api, max_tokens=found["usage"]["output_tokens"])
-    assert found["stop_reason"] == streamed[-2]["delta"]["stop_reason"] == "model_context_window_exceeded"
+        message, streamed = await create_message(api, max_tokens=64000), await stream_message(api, max_tokens=64000)
+        exact = await create_message(api, max_tokens=message["usage"]["output_tokens"])
+    assert message["stop_reason"] == streamed[-2]["delta"]["stop_reason"] == "model_context_window_exceeded"
     assert exact["stop_reason"] == "max_tokens"
 
 
-async def test_only_what_continues_the_beginning_of_an_answer_comes_back(serve: Serve) -> None:
+async def test_assistant_prefill_is_continued_and_not_repeated(serve: Serve) -> None:
     async with serve(FakeLoader(replies={"assistant\nHello": " there!"})) as api:
-        found = await message(api, messages=[HI, {"role": "assistant", "content": "Hello"}])
-        for nothing in ([], [{"role": "user", "content": []}]):  # a conversation may have no message yet
-            assert (await message(api, messages=nothing, max_tokens=None))["role"] == "assistant"
-    assert found["content"] == [{"type": "text", "text": " there!"}]
+        message = await create_message(api, messages=[HI, {"role": "assistant", "content": "Hello"}])
+    assert message["content"] == [{"type": "text", "text": " there!"}]
+
+
+async def test_conversation_without_messages_gets_a_reply(api: Api) -> None:
+    for messages in ([], [{"role": "user", "content": []}]):
+        assert (await create_message(api, messages=messages, max_tokens=None))["role"] == "assistant"
 
 
 @pytest.mark.parametrize("path", [URL, COUNT])
-async def test_fields_of_other_apis_and_headers_are_ignored(client: httpx.AsyncClient, path: str) -> None:
+async def test_unknown_fields_are_ignored_with_a_warning(api: Api, path: str) -> None:
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "x-2025"}
-    more = {"metadata": {"user_id": "me"}, "context_management": {"edits": []}, "n": 5, "frobnicate": True}
-    reply = await client.post(f"{path}?beta=true", json={**BODY, **more}, headers=headers)
-    assert reply.status_code == 200
-    assert reply.headers["X-Llamapool-Warning"] == "; ".join(
-        f"'{name}' is ignored: unknown field" for name in ("n", "frobnicate")
-    )
+    known = {"metadata": {"user_id": "me"}, "context_management": {"edits": []}}
+    body = {**BODY, **known, "n": 5, "frobnicate": True}
+    reply = await api.expect(f"POST {path}?beta=true", body, headers=headers)
+    warning = "'n' is ignored: unknown field; 'frobnicate' is ignored: unknown field"
+    assert reply.headers["X-Llamapool-Warning"] == warning
 
 
-async def test_a_replys_id_has_the_name_that_anthropics_clients_read(client: httpx.AsyncClient) -> None:
+async def test_request_id_header_has_anthropics_name_for_anthropic_clients(client: httpx.AsyncClient) -> None:
     headers = {"anthropic-version": "2023-06-01"}
     for body in (BODY, {**BODY, "max_tokens": -1}):
         reply = await client.post(URL, json=body, headers=headers)
@@ -96,11 +102,11 @@ async def test_a_replys_id_has_the_name_that_anthropics_clients_read(client: htt
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_no_model_can_use_is_left_out_and_named_in_a_header(serve: Serve, stream: bool) -> None:
+async def test_unusable_blocks_tools_and_fields_are_listed_in_the_warning_header(serve: Serve, stream: bool) -> None:
     upload = {"type": "container_upload", "file_id": "f"}
-    said = {"role": "user", "content": [{"type": "text", "text": "Hi"}, upload]}
+    user = {"role": "user", "content": [{"type": "text", "text": "Hi"}, upload]}
     servers = [{"type": "url", "name": "x", "url": "https://a.example"}]
-    body = {**BODY, "messages": [said], "tools": [SEARCH], "mcp_servers": servers, "tfs_z": 0.5, "stream": stream}
+    body = {**BODY, "messages": [user], "tools": [SEARCH], "mcp_servers": servers, "tfs_z": 0.5, "stream": stream}
     async with serve(answering({})) as api:
         reply = await api.expect(f"POST {URL}", body)
     assert reply.headers["X-Llamapool-Warning"].split("; ") == [
@@ -111,77 +117,46 @@ async def test_what_no_model_can_use_is_left_out_and_named_in_a_header(serve: Se
     ]
 
 
-async def test_what_a_model_cannot_see_is_told_it_where_nobody_can_take_it_back(serve: Serve) -> None:
+async def test_media_in_the_history_become_placeholders_for_a_text_only_model(serve: Serve) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
     use = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
-    seen = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "a.png"}, image]}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "a.png"}, image]}
     turns = [
         {"role": "user", "content": [image, PDF]},
         {"role": "assistant", "content": [use]},
-        {"role": "user", "content": [seen, {"type": "text", "text": "Hi"}]},
+        {"role": "user", "content": [result, {"type": "text", "text": "Hi"}]},
     ]
     async with serve(FakeLoader(n_ctx_seq=2048)) as api:
         warning = (await api.expect(f"POST {URL}", {**BODY, "messages": turns})).headers["X-Llamapool-Warning"]
-        await api.expect(f"POST {COUNT}", {"messages": turns[:2]}, 400)  # the newest of the user's
+        await api.expect(f"POST {COUNT}", {"messages": turns[:2]}, 400)  # media in the last user turn are an error
     assert warning.count("not shown, this model takes none]") == 2
     assert "[document: not shown, it could not be read]" in warning
 
 
 def claude_code(session: str, question: str) -> dict[str, Any]:
-    """The first request of a session of Claude Code 2.1.330, without its texts."""
-    cached = {"cache_control": {"type": "ephemeral"}}
+    """Return the recorded first request of a Claude Code session, with its billing header and this question."""
+    recorded = orjson.loads(RECORDED.read_bytes())
+    body: dict[str, Any] = next(each["body"] for each in recorded if len(each["body"]["messages"]) == 2)
     stamp = f"x-anthropic-billing-header: cc_version=2.1.330.{session}; cc_entrypoint=sdk-cli;"
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "properties": {
-            "limit": {"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991},
-            "metadata": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
-            "mode": {"type": "string", "enum": ["a", "b"], "default": "a"},
-        },
-        "required": ["limit"],
-        "additionalProperties": False,
-    }
-    empty = {"type": "object", "properties": {}}
-
-    def text(words: str, **more: Any) -> dict[str, Any]:
-        return {"type": "text", "text": words, **more}
-
-    return {
-        "model": "claude-opus-4-8",
-        "messages": [
-            {"role": "user", "content": [text("Today."), text(question, **cached)]},
-            {"role": "system", "content": [text("Agents.", **cached)], "output_config": {"effort": "medium"}},
-        ],
-        "system": [text(stamp), text("You are an agent. " * 5, **cached)],
-        "tools": [
-            {"name": "Read", "description": "Reads.", "input_schema": schema},
-            {"name": "DeferredToolPlaceholder", "description": "Never.", "input_schema": empty, "defer_loading": True},
-        ],
-        "metadata": {"user_id": orjson.dumps({"device_id": "d", "account_uuid": "", "session_id": session}).decode()},
-        "max_tokens": 64000,
-        "thinking": {"type": "adaptive", "display": "updates"},
-        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "medium"},
-        "stream": True,
-    }
+    body["system"][0]["text"] = stamp
+    body["messages"][0]["content"][-1]["text"] = question
+    body["metadata"]["user_id"] = orjson.dumps({"device_id": "d", "account_uuid": "", "session_id": session}).decode()
+    return body
 
 
-async def test_sessions_of_claude_code_share_their_cached_prompt(serve: Serve) -> None:
-    """Its requests as they are: nothing is left out, nothing is wrong."""
-    said: list[dict[str, Any]] = []
-    async with serve(FakeLoader(n_ctx_seq=2048), models=CHATML) as api:
+async def test_claude_code_sessions_share_their_cached_prefix_without_warnings(serve: Serve) -> None:
+    usages: list[dict[str, Any]] = []
+    async with serve(FakeLoader(n_ctx_seq=4096, replies={"assistant\n": "Hi"}), models=CHATML) as api:
         for session, question in (("1c0", "Hello?"), ("8a5", "Anybody?")):
             reply = await api.expect(f"POST {URL}?beta=true", claude_code(session, question))
             assert "X-Llamapool-Warning" not in reply.headers
             parts = typed_events(reply.text)
             assert parts[-1]["type"] == "message_stop"
-            said.append(parts[0]["message"]["usage"])
-    again = said[1]
-    assert again["cache_read_input_tokens"] > 0.8 * sum(again.values())
+            usages.append(parts[0]["message"]["usage"])
+    assert usages[1]["cache_read_input_tokens"] > 0.8 * sum(usages[1].values())
 
 
-async def test_models_are_listed_in_anthropics_words_too(serve: Serve) -> None:
+async def test_models_are_listed_in_anthropics_format_for_its_clients(serve: Serve) -> None:
     models = {"one": {"path": "one.gguf", "load": "startup"}, "two": {"path": "two.gguf", "load": "on_demand"}}
     headers = {"anthropic-version": "2023-06-01"}
     page = {"has_more": False, "first_id": "one", "last_id": "two"}
@@ -192,7 +167,7 @@ async def test_models_are_listed_in_anthropics_words_too(serve: Serve) -> None:
     assert [model["id"] for model in listed["data"]] == [one["id"], two["id"]] == ["one", "two"]
     assert (one["max_input_tokens"], two["max_input_tokens"]) == (256, None)
     for model in (one, two):
-        known = ModelInfo.model_validate(model)
-        assert (known.display_name, int(known.created_at.timestamp())) == (model["id"], model["created"])
+        info = ModelInfo.model_validate(model)
+        assert (info.display_name, int(info.created_at.timestamp())) == (model["id"], model["created"])
     assert {"has_more", "first_id"}.isdisjoint(plain)
     assert "display_name" not in plain["data"][0]

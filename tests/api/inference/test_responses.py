@@ -1,4 +1,4 @@
-"""``/v1/responses`` over a fake model: what needs the whole application, over HTTP and over a WebSocket."""
+"""/v1/responses over HTTP and WebSocket: truncation, storage, custom tools, limits, shutdown."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from server.transport.body import MAX_VALUES
 from server.transport.websocket import MAX_WAITING
-from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, until
+from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, contains, until
 from tests.api.scripted import CHATML, answering, tool_call
 from tests.api.streams import posting, scope_of, typed_events
 from tests.support.fakes import FakeLoader
@@ -27,30 +27,27 @@ from tests.support.fakes import FakeLoader
 URL = "/v1/responses"
 
 
-async def ask(client: httpx.AsyncClient, said: Any = "Hi", **fields: Any) -> dict[str, Any]:
-    reply = await client.post(URL, json={"input": said, "max_output_tokens": 100, **fields})
+async def create(client: httpx.AsyncClient, input_: Any = "Hi", **fields: Any) -> dict[str, Any]:
+    """Create a response, and return it; of a stream, the response of the last event."""
+    reply = await client.post(URL, json={"input": input_, "max_output_tokens": 100, **fields})
     assert reply.status_code == 200, reply.text
-    if fields.get("stream"):
-        body: dict[str, Any] = typed_events(reply.text)[-1]["response"]
-        return body
-    whole: dict[str, Any] = reply.json()
-    return whole
+    response: dict[str, Any] = typed_events(reply.text)[-1]["response"] if fields.get("stream") else reply.json()
+    return response
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_can_be_left_out_is_named_in_a_header(serve: Serve, stream: bool) -> None:
+async def test_unusable_items_and_tools_are_listed_in_the_warning_header(serve: Serve, stream: bool) -> None:
     items = [{"type": "compaction", "encrypted_content": "x"}, {"role": "user", "content": "Hi"}]
-    asked = {"input": items, "tools": [{"type": "web_search"}], "truncation": "auto", "stream": stream}
+    body = {"input": items, "tools": [{"type": "web_search"}], "truncation": "auto", "stream": stream}
     async with serve(answering({"Hi": "Hello!"})) as api:
-        reply = await api.client.post(URL, json=asked)
-    assert reply.status_code == 200
-    told = reply.headers["X-Llamapool-Warning"].split("; ")
-    assert [warning.split(" ")[0] for warning in told] == ["tools", "input"]
+        reply = await api.expect(f"POST {URL}", body)
+    warnings = reply.headers["X-Llamapool-Warning"].split("; ")
+    assert [warning.split(" ")[0] for warning in warnings] == ["tools", "input"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_truncation_auto_drops_the_oldest_items_so_that_the_prompt_fits(serve: Serve, stream: bool) -> None:
-    """A growing conversation keeps its first remaining item, and so its cached prefix, for several turns."""
+async def test_truncation_auto_drops_the_oldest_items(serve: Serve, stream: bool) -> None:
+    """After each truncation the first remaining item stays for several turns, so the prefix stays cached."""
     items: list[dict[str, Any]] = []
     replies: list[dict[str, Any]] = []
     fields: dict[str, Any] = {"instructions": "Be brief.", "store": False, "stream": stream}
@@ -59,10 +56,11 @@ async def test_truncation_auto_drops_the_oldest_items_so_that_the_prompt_fits(se
             call = {"type": "function_call", "call_id": f"c{turn}", "name": "f", "arguments": "{}"}
             output = {"type": "function_call_output", "call_id": f"c{turn}", "output": f"{turn}" * 150}
             items += [{"role": "user", "content": f"question {turn}" + "x" * 100}, call, output]
-            replies.append(await ask(api.client, items, truncation="auto", max_output_tokens=5, **fields))
-        refused = await api.client.post(URL, json={"input": items, **fields})
-        hopeless = [*items, {"role": "user", "content": "y" * 3000}]
-        too_long = await api.client.post(URL, json={"input": hopeless, "truncation": "auto", **fields})
+            replies.append(await create(api.client, items, truncation="auto", max_output_tokens=5, **fields))
+        error = {"error": {"code": "context_length_exceeded"}}
+        await api.expect(f"POST {URL}", {"input": items, **fields}, 400, error)
+        too_long = [*items, {"role": "user", "content": "y" * 3000}]
+        await api.expect(f"POST {URL}", {"input": too_long, "truncation": "auto", **fields}, 400, error)
     for reply in replies:
         Response.model_validate(reply)
         assert (reply["truncation"], reply["usage"]["input_tokens"] <= 2043) == ("auto", True)
@@ -71,47 +69,44 @@ async def test_truncation_auto_drops_the_oldest_items_so_that_the_prompt_fits(se
     assert 0 < len(dropped) < 4
     warm = [usage["input_tokens_details"]["cached_tokens"] for n, usage in enumerate(usages) if n and n not in dropped]
     assert min(warm) > 100
-    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
-    assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_stored_response_is_given_back_and_forgotten(serve: Serve, stream: bool) -> None:
+async def test_stored_response_is_returned_until_it_is_deleted(serve: Serve, stream: bool) -> None:
     async with serve(answering({"Hi": "Hello there!"})) as api:
-        response = await ask(api.client, stream=stream, metadata={"k": "v"})
-        at = f"{URL}/{response['id']}"
-        assert (await api.client.get(at)).json() == response
-        assert (await api.expect(f"HEAD {at}")).content == b""
-        gone = (await api.client.delete(at)).json()
+        response = await create(api.client, stream=stream, metadata={"k": "v"})
+        path = f"{URL}/{response['id']}"
+        assert (await api.client.get(path)).json() == response
+        assert (await api.expect(f"HEAD {path}")).content == b""
+        deleted = (await api.client.delete(path)).json()
         for method in ("GET", "DELETE"):
-            await api.expect(f"{method} {at}", None, 404, response["id"])
-        unstored = await ask(api.client, store=False, stream=stream)
+            await api.expect(f"{method} {path}", None, 404, response["id"])
+        unstored = await create(api.client, store=False, stream=stream)
         await api.expect(f"GET {URL}/{unstored['id']}", None, 404)
-        follow = {"input": "x", "previous_response_id": unstored["id"]}
-        await api.expect(f"POST {URL}", follow, 400, {"error": {"param": "previous_response_id"}})
+        continuation = {"input": "x", "previous_response_id": unstored["id"]}
+        await api.expect(f"POST {URL}", continuation, 400, {"error": {"param": "previous_response_id"}})
     assert (response["metadata"], unstored["store"]) == ({"k": "v"}, False)
-    assert gone == {"id": response["id"], "object": "response", "deleted": True}
+    assert deleted == {"id": response["id"], "object": "response", "deleted": True}
 
 
-async def test_instructions_hold_for_one_response(serve: Serve) -> None:
+async def test_instructions_apply_to_one_response_only(serve: Serve) -> None:
     async with serve(answering({"Hi": "Hello!"})) as api:
-        plain = await ask(api.client)
-        told = await ask(api.client, instructions="be brief")
+        plain = await create(api.client)
+        instructed = await create(api.client, instructions="be brief")
         counts = [
-            (await ask(api.client, "Hi", previous_response_id=response["id"]))["usage"]["input_tokens"]
-            for response in (plain, told)
+            (await create(api.client, "Hi", previous_response_id=response["id"]))["usage"]["input_tokens"]
+            for response in (plain, instructed)
         ]
-    assert plain["usage"]["input_tokens"] < told["usage"]["input_tokens"]
+    assert plain["usage"]["input_tokens"] < instructed["usage"]["input_tokens"]
     assert counts[0] == counts[1]
 
 
-async def test_only_a_background_response_can_be_streamed_again(client: httpx.AsyncClient) -> None:
-    response = await ask(client, max_output_tokens=1)
-    reply = await client.get(f"{URL}/{response['id']}", params={"stream": "true"})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "stream")
+async def test_streaming_a_stored_foreground_response_is_a_400(api: Api) -> None:
+    response = await create(api.client, max_output_tokens=1)
+    await api.expect(f"GET {URL}/{response['id']}?stream=true", None, 400, {"error": {"param": "stream"}})
 
 
-async def test_a_client_that_leaves_stores_nothing(serve: Serve) -> None:
+async def test_disconnected_stream_is_not_stored(serve: Serve) -> None:
     steps = threading.Semaphore(3)
     async with serve(FakeLoader(n_ctx_seq=2048, steps=steps)) as api:
         async with posting(api.app, URL, {"input": "Hi", "stream": True, "ignore_eos": True}) as exchange:
@@ -124,19 +119,19 @@ async def test_a_client_that_leaves_stores_nothing(serve: Serve) -> None:
 
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": 'start: "go " /[a-z"]+/ "\\n"'}
 PATCH = {"type": "custom", "name": "patch", "description": "Edits.", "format": GRAMMAR}
-WRONG = tool_call("patch", input="GO 1")
+INVALID_CALL = tool_call("patch", input="GO 1")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "custom", "name": "patch"}])
-async def test_a_custom_tools_input_matches_its_grammar(serve: Serve, stream: bool, choice: object) -> None:
-    async with serve(answering({"Hi": WRONG, "tool:42": "Done."}), models=CHATML) as api:
-        asked = {"tools": [PATCH], "tool_choice": choice, "seed": 1, "max_output_tokens": 300}
-        reply = await ask(api.client, **asked, stream=stream)
+async def test_input_of_a_custom_tool_matches_its_grammar(serve: Serve, stream: bool, choice: object) -> None:
+    async with serve(answering({"Hi": INVALID_CALL, "tool:42": "Done."}), models=CHATML) as api:
+        fields = {"tools": [PATCH], "tool_choice": choice, "seed": 1, "max_output_tokens": 300}
+        reply = await create(api.client, **fields, stream=stream)
         [call] = [item for item in reply["output"] if item["type"] == "custom_tool_call"]
-        sent = [{"role": "user", "content": "Hi"}, call]
-        sent += [{"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "42"}]
-        after = await ask(api.client, sent, tools=[PATCH], stream=stream)
+        output = {"type": "custom_tool_call_output", "call_id": call["call_id"], "output": "42"}
+        items = [{"role": "user", "content": "Hi"}, call, output]
+        after = await create(api.client, items, tools=[PATCH], stream=stream)
     assert call["name"] == "patch"
     if call["status"] == "completed":
         assert re.fullmatch(r'go [a-z"]+\n', call["input"])
@@ -145,82 +140,82 @@ async def test_a_custom_tools_input_matches_its_grammar(serve: Serve, stream: bo
 
 
 class Socket:
-    """A connection under way. `said` are its messages; the first is what became of the handshake."""
+    """The client side of a WebSocket. `received` has the server's ASGI messages: first, the handshake's result."""
 
     def __init__(self, api: Api, path: str = "/v1/responses", headers: dict[str, str] | None = None) -> None:
-        self.said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._heard.put_nowait({"type": "websocket.connect"})
-        more = {"subprotocols": [], "extensions": {"websocket.http.response": {}}}
-        scope = scope_of("websocket", path, headers or {}, **more)
-        self.is_lost = False  # whether messages to the client are errors
-        self.task = asyncio.create_task(api.app(scope, self._heard.get, self._send))  # type: ignore[arg-type]
+        self.received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._sent.put_nowait({"type": "websocket.connect"})
+        fields = {"subprotocols": [], "extensions": {"websocket.http.response": {}}}
+        scope = scope_of("websocket", path, headers or {}, **fields)
+        self.is_lost = False  # whether sending to the client fails
+        self.task = asyncio.create_task(api.app(scope, self._sent.get, self._send))  # type: ignore[arg-type]
 
     async def _send(self, message: dict[str, Any]) -> None:
         if self.is_lost:
-            raise OSError("the client is gone")
-        self.said.put_nowait(message)
+            raise OSError("connection lost")
+        self.received.put_nowait(message)
 
-    async def began(self) -> dict[str, Any]:
-        """What became of the handshake."""
-        return await asyncio.wait_for(self.said.get(), TIMEOUT_S)
+    async def message(self) -> dict[str, Any]:
+        """Wait for the next ASGI message of the server."""
+        return await asyncio.wait_for(self.received.get(), TIMEOUT_S)
 
-    def tell(self, message: object) -> None:
+    def send(self, message: object) -> None:
         text = message if isinstance(message, str) else orjson.dumps(message).decode()
-        self._heard.put_nowait({"type": "websocket.receive", "text": text})
+        self._sent.put_nowait({"type": "websocket.receive", "text": text})
 
     async def event(self) -> dict[str, Any]:
-        message = await asyncio.wait_for(self.said.get(), TIMEOUT_S)
+        message = await self.message()
         assert message["type"] == "websocket.send", message
         event: dict[str, Any] = orjson.loads(message["text"])
         return event
 
     async def response(self, **body: Any) -> dict[str, Any]:
-        """The last event of a new response, or the error in its place."""
-        self.tell({"type": "response.create", "max_output_tokens": 100, **body})
+        """Create a response. Return its last event, or the error event."""
+        self.send({"type": "response.create", "max_output_tokens": 100, **body})
         while (event := await self.event())["type"] not in ("error", "response.completed", "response.incomplete"):
             pass
         return event
 
     async def close(self) -> None:
-        self._heard.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        self._sent.put_nowait({"type": "websocket.disconnect", "code": 1000})
         await asyncio.wait_for(self.task, TIMEOUT_S)
 
 
 @asynccontextmanager
-async def opened(api: Api, **options: Any) -> AsyncIterator[Socket]:
+async def connected(api: Api, **options: Any) -> AsyncIterator[Socket]:
     socket = Socket(api, **options)
-    assert (await socket.began())["type"] == "websocket.accept"
+    assert (await socket.message())["type"] == "websocket.accept"
     yield socket
     await socket.close()
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/responses"])
-async def test_a_connection_remembers_what_is_not_stored(serve: Serve, path: str) -> None:
+async def test_websocket_keeps_responses_that_are_not_stored(serve: Serve, path: str) -> None:
     loader = answering({"Hi": "Hello!", "Bye": "Farewell."})
-    async with serve(loader, models=CHATML) as api, opened(api, path=path) as socket:
-        socket.tell({"type": "response.create", "input": "Hi", "store": False})
-        found = [await socket.event()]
-        while found[-1]["type"] != "response.completed":
-            found.append(await socket.event())
-        first = found[-1]["response"]
-        asked = {"input": "Bye", "previous_response_id": first["id"], "store": False}
-        second = (await socket.response(**asked))["response"]
-        async with opened(api) as other:
-            lost = await other.response(**asked)
+    async with serve(loader, models=CHATML) as api, connected(api, path=path) as socket:
+        socket.send({"type": "response.create", "input": "Hi", "store": False})
+        events = [await socket.event()]
+        while events[-1]["type"] != "response.completed":
+            events.append(await socket.event())
+        first = events[-1]["response"]
+        continuation = {"input": "Bye", "previous_response_id": first["id"], "store": False}
+        second = (await socket.response(**continuation))["response"]
+        async with connected(api) as other:
+            error = await other.response(**continuation)
         await api.expect(f"GET {URL}/{first['id']}", None, 404)
-    assert [event["sequence_number"] for event in found] == list(range(len(found)))
-    assert found[0]["type"] == "response.created"
-    assert "".join(event["delta"] for event in found if "delta" in event) == "Hello!"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert events[0]["type"] == "response.created"
+    assert "".join(event["delta"] for event in events if "delta" in event) == "Hello!"
     assert (first["store"], second["output"][0]["content"][0]["text"]) == (False, "Farewell.")
     assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
-    assert (lost["status"], lost["error"]["code"]) == (400, "previous_response_not_found")
+    assert (error["status"], error["error"]["code"]) == (400, "previous_response_not_found")
 
 
 @pytest.mark.parametrize("prefix", ["", "/llm"])
-async def test_a_prompt_may_be_computed_ahead(serve: Serve, prefix: str) -> None:
+async def test_generate_false_only_caches_the_prompt(serve: Serve, prefix: str) -> None:
     loader, server = answering({"Hi": "Hello!"}), {"api_prefix": prefix}
-    async with serve(loader, models=CHATML, server=server) as api, opened(api, path=f"{prefix}{URL}") as socket:
+    async with serve(loader, models=CHATML, server=server) as api, connected(api, path=f"{prefix}{URL}") as socket:
         ahead = (await socket.response(input="Hi", generate=False, store=False))["response"]
         after = (await socket.response(input=[], previous_response_id=ahead["id"], store=False))["response"]
     assert (ahead["status"], ahead["output"]) == ("completed", [])
@@ -228,66 +223,70 @@ async def test_a_prompt_may_be_computed_ahead(serve: Serve, prefix: str) -> None
     assert after["usage"]["input_tokens_details"]["cached_tokens"] > 0
 
 
-async def test_what_is_wrong_is_a_message_and_the_connection_goes_on(serve: Serve) -> None:
-    async with serve(answering({"Hi": "Hello!"})) as api, opened(api) as socket:
-        for message, param in (("{", None), ([1], "type"), ({"type": "response.steer"}, "type")):
-            socket.tell(message)
+async def test_invalid_websocket_messages_get_an_error_and_keep_the_connection(serve: Serve) -> None:
+    async with serve(answering({"Hi": "Hello!"})) as api, connected(api) as socket:
+        for message, param, text in (
+            ("{", None, ""),
+            ([1], "type", ""),
+            ({"type": "response.steer"}, "type", ""),
+            ({}, "type", "type: messages of type null are not supported"),
+            ({"type": "response.create", "input": "Hi", "temperature": "hot"}, "temperature", ""),
+        ):
+            socket.send(message)
             event = await socket.event()
             assert (event["type"], event["status"], event["error"]["param"]) == ("error", 400, param)
-        socket.tell({})
-        assert (await socket.event())["error"]["message"] == "type: messages of type null are not supported"
-        wrong = await socket.response(input="Hi", temperature="hot")
-        assert (wrong["type"], wrong["status"], wrong["error"]["param"]) == ("error", 400, "temperature")
-        socket.tell({"type": "response.processed", "response_id": "x"})
+            assert text in event["error"]["message"]
+        socket.send({"type": "response.processed", "response_id": "x"})
         assert (await socket.response(input="Hi"))["type"] == "response.completed"
 
 
-async def test_a_client_that_leaves_frees_its_slot(serve: Serve) -> None:
+async def test_closed_websocket_frees_the_slot(serve: Serve) -> None:
     steps = threading.Semaphore(3)
     async with serve(FakeLoader(steps=steps)) as api:
-        async with opened(api) as socket:
-            socket.tell({"type": "response.create", "input": "Hi"})
+        async with connected(api) as socket:
+            socket.send({"type": "response.create", "input": "Hi"})
             assert (await socket.event())["type"] == "response.created"
-        steps.release(10_000)  # `serve` checks that nothing runs on
+        steps.release(10_000)  # `serve` checks that no request is running
 
 
 @pytest.mark.parametrize(
     ("n_messages", "fields"), [(MAX_WAITING + 2, {}), (4, {"metadata": {"a": "x" * 400_000}})], ids=["number", "bytes"]
 )
-async def test_messages_that_wait_are_bounded(serve: Serve, n_messages: int, fields: dict[str, Any]) -> None:
-    """In number, and in bytes as bodies are."""
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_number_and_bytes_of_queued_websocket_messages_are_limited(
+    serve: Serve, n_messages: int, fields: dict[str, Any], is_lost: bool
+) -> None:
     steps = threading.Semaphore(0)
     limits = {"max_body_bytes": 1_000_000, "max_bodies_bytes": 1_000_000}
-    async with serve(FakeLoader(steps=steps), server=limits) as api, opened(api) as socket:
+    async with serve(FakeLoader(steps=steps), server=limits) as api, connected(api) as socket:
+        socket.is_lost = is_lost
         for _ in range(n_messages):
-            socket.tell({"type": "response.create", "input": "Hi", **fields})
-        closed = await socket.began()
-        assert (closed["type"], closed["code"]) == ("websocket.close", 1008)
-        steps.release(10_000)
+            socket.send({"type": "response.create", "input": "Hi", **fields})
+        if not is_lost:
+            closed = await socket.message()
+            assert (closed["type"], closed["code"]) == ("websocket.close", 1008)
+        steps.release(10_000)  # the end of the block waits for the end of the connection
 
 
-async def test_a_client_that_is_gone_when_its_messages_are_too_many_leaves_nothing_behind(serve: Serve) -> None:
-    steps = threading.Semaphore(0)
-    async with serve(FakeLoader(steps=steps)) as api, opened(api) as socket:
-        socket.is_lost = True
-        for _ in range(MAX_WAITING + 2):
-            socket.tell({"type": "response.create", "input": "Hi"})
-        steps.release(10_000)  # leaving the block waits for the end of the connection
-
-
-async def test_a_message_that_is_nested_too_deeply_is_told(serve: Serve) -> None:
-    async with serve() as api, opened(api) as socket:
-        socket.tell(f'{{"type": "response.create", "input": {"[" * 300 + "]" * 300}}}')
-        said = await socket.event()
-        assert (said["status"], said["error"]["message"]) == (400, "the message is nested too deeply")
-
-
-async def test_a_message_of_millions_of_values_is_refused_before_it_is_parsed(serve: Serve) -> None:
-    """The parser would stall every stream; that this is not JSON is found by nobody."""
-    async with serve(answering({"Hi": "Hello!"})) as api, opened(api) as socket:
-        socket.tell("[" + "[1]," * MAX_VALUES)
-        said = await socket.event()
-        assert (said["status"], said["error"]["code"]) == (413, "request_too_large")
+@pytest.mark.parametrize(
+    ("message", "status", "error"),
+    [
+        (
+            f'{{"type": "response.create", "input": {"[" * 300 + "]" * 300}}}',
+            400,
+            {"message": "the message is nested too deeply"},
+        ),
+        ("[" + "[1]," * MAX_VALUES, 413, {"code": "request_too_large"}),  # no JSON, which only a parser would notice
+    ],
+    ids=["depth", "values"],
+)
+async def test_websocket_message_that_would_block_the_event_loop_is_refused(
+    serve: Serve, message: str, status: int, error: dict[str, Any]
+) -> None:
+    async with serve(answering({"Hi": "Hello!"})) as api, connected(api) as socket:
+        socket.send(message)
+        event = await socket.event()
+        assert (event["status"], contains(event["error"], error)) == (status, True)
         assert (await socket.response(input="Hi"))["type"] == "response.completed"
 
 
@@ -299,19 +298,23 @@ async def test_a_message_of_millions_of_values_is_refused_before_it_is_parsed(se
         ({"headers": {"authorization": "Bearer sk-one"}, "path": "/v1/chat/completions"}, 404),
     ],
 )
-async def test_a_connection_that_may_not_be_is_refused(serve: Serve, options: dict[str, Any], status: int) -> None:
+async def test_websocket_handshake_checks_key_origin_and_path(
+    serve: Serve, options: dict[str, Any], status: int
+) -> None:
     server = {"api_keys": ["sk-one"], "cors_origins": "localhost"}
     async with serve(answering({"Hi": "Hello!"}), server=server) as api:
         socket = Socket(api, **options)
-        refused = await socket.began()
+        refused = await socket.message()
         assert (refused["type"], refused["status"]) == ("websocket.http.response.start", status)
         await asyncio.wait_for(socket.task, TIMEOUT_S)
-        async with opened(api, headers={"authorization": "Bearer sk-one", "origin": "http://localhost:1"}) as fine:
-            assert (await fine.response(input="Hi"))["type"] == "response.completed"
+        async with connected(
+            api, headers={"authorization": "Bearer sk-one", "origin": "http://localhost:1"}
+        ) as accepted:
+            assert (await accepted.response(input="Hi"))["type"] == "response.completed"
 
 
-async def test_a_refused_connection_is_no_error_in_the_log(live: GoLive, caplog: pytest.LogCaptureFixture) -> None:
-    """A client without a key could fill the log with errors."""
+async def test_refused_websocket_is_not_logged_as_an_error(live: GoLive, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise clients without a key could fill the log with errors."""
     async with live(server={"api_keys": ["sk-one"]}) as server:
         with pytest.raises(InvalidStatus) as refused:
             await connect(f"ws://127.0.0.1:{server.port}/v1/responses")
@@ -321,7 +324,7 @@ async def test_a_refused_connection_is_no_error_in_the_log(live: GoLive, caplog:
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_a_server_that_stops_lets_a_response_end_and_closes_behind_it(live: GoLive) -> None:
+async def test_shutdown_closes_a_websocket_after_its_response(live: GoLive) -> None:
     steps = threading.Semaphore(3)
     async with live(FakeLoader(steps=steps)) as server:
         async with connect(f"ws://127.0.0.1:{server.port}/v1/responses") as socket:
@@ -330,16 +333,16 @@ async def test_a_server_that_stops_lets_a_response_end_and_closes_behind_it(live
             signal.raise_signal(signal.SIGTERM)
             await until(server.api.app.state.services.draining.is_set)
             steps.release(10_000)
-            said = []
+            events = []
             with contextlib.suppress(ConnectionClosed):
                 while True:
-                    said.append(orjson.loads(await asyncio.wait_for(socket.recv(), TIMEOUT_S)))
-        assert (said[-1]["type"], socket.close_code) == ("response.incomplete", 1012)
+                    events.append(orjson.loads(await asyncio.wait_for(socket.recv(), TIMEOUT_S)))
+        assert (events[-1]["type"], socket.close_code) == ("response.incomplete", 1012)
 
 
-async def test_a_server_that_stops_closes_connections_that_say_nothing(serve: Serve) -> None:
-    async with serve() as api, opened(api) as socket:
+async def test_shutdown_closes_idle_websockets(serve: Serve) -> None:
+    async with serve() as api, connected(api) as socket:
         api.app.state.services.draining.set()
-        closed = await socket.began()
+        closed = await socket.message()
         await asyncio.wait_for(socket.task, TIMEOUT_S)
     assert (closed["type"], closed["code"]) == ("websocket.close", 1012)

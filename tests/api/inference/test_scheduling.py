@@ -1,4 +1,4 @@
-"""In which order requests are served, and how many may wait before the queues."""
+"""The order in which requests are served, `max_preparing`, and the threads that prepare requests."""
 
 import asyncio
 import threading
@@ -10,59 +10,59 @@ import pytest
 
 from server.serving.session import LONG_BYTES, QUICK_BYTES
 from tests.api.conftest import Api, Serve, until
-from tests.api.inference.dialects import BY_NAME, Asked, Dialect, of_this_server
+from tests.api.inference.dialects import BY_NAME, Dialect, Query, llamapool_dialects
 from tests.api.streams import Exchange, posting
 from tests.support.fakes import FakeLoader, FakeRunner, FakeVocab
 
-SHORT = Asked(limit=2)
+SHORT = Query(limit=2)
 
 
 class OneSlot:
-    """A server that serves one request at a time, each known by its seed, and goes on at `go`."""
+    """A fake model with one slot. It holds the first request until `serve_all`; seeds number the requests."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.begun, self.gate = asyncio.Event(), threading.Event()
-        self.runner = FakeRunner(n_seq=1, on_decode=self.hold)
+        self.started, self.gate = asyncio.Event(), threading.Event()
+        self.runner = FakeRunner(n_seq=1, on_decode=self.wait_for_gate)
         self.loader = FakeLoader(runner=lambda: self.runner)
-        self.asked: list[Exchange] = []
+        self.exchanges: list[Exchange] = []
 
-    def hold(self, _: object) -> None:
-        """In the step thread."""
-        self.loop.call_soon_threadsafe(self.begun.set)
+    def wait_for_gate(self, _: object) -> None:
+        """Block the step thread until the gate opens."""
+        self.loop.call_soon_threadsafe(self.started.set)
         assert self.gate.wait(100), "the gate was never opened"
 
-    async def ask(self, stack: AsyncExitStack, api: Api, dialect: Dialect, **body: Any) -> None:
-        """Post, and return when the engine has it; the first one has begun then."""
+    async def post(self, stack: AsyncExitStack, api: Api, dialect: Dialect, **fields: Any) -> None:
+        """Post a request. Return when it is in the engine's queue and the first request is running."""
         submitted = asyncio.Event()
         with await api.pool.acquire("demo") as lease, pytest.MonkeyPatch.context() as patch:
             engine = lease.model.engine
             submit = engine.submit
-            patch.setattr(engine, "submit", lambda *given: (submitted.set(), submit(*given))[1])  # type: ignore[func-returns-value]
-            body = {**dialect.body(SHORT), "seed": len(self.asked) + 1, **body}
-            self.asked.append(await stack.enter_async_context(posting(api.app, dialect.path, body)))
+            patch.setattr(engine, "submit", lambda *args: (submitted.set(), submit(*args))[1])  # type: ignore[func-returns-value]
+            body = {**dialect.body(SHORT), "seed": len(self.exchanges) + 1, **fields}
+            self.exchanges.append(await stack.enter_async_context(posting(api.app, dialect.path, body)))
             await submitted.wait()
-        await self.begun.wait()
+        await self.started.wait()
 
-    async def go(self) -> list[int]:
-        """The order in which they were served."""
+    async def serve_all(self) -> list[int]:
+        """Open the gate. Return the numbers of the requests in the order in which they were served."""
         self.gate.set()
-        for exchange in self.asked:
+        for exchange in self.exchanges:
             assert await exchange.start() == 200
         return [sampler.seed for sampler in self.runner.samplers]
 
 
-@of_this_server
-async def test_a_lower_priority_is_served_earlier(serve: Serve, dialect: Dialect) -> None:
-    one = OneSlot()
-    async with serve(one.loader) as api, AsyncExitStack() as stack:
+@llamapool_dialects
+async def test_lower_priority_value_is_served_first(serve: Serve, dialect: Dialect) -> None:
+    server = OneSlot()
+    async with serve(server.loader) as api, AsyncExitStack() as stack:
         for priority in (0, 5, 0, -5):
-            await one.ask(stack, api, dialect, priority=priority)
-        assert await one.go() == [1, 4, 3, 2]
+            await server.post(stack, api, dialect, priority=priority)
+        assert await server.serve_all() == [1, 4, 3, 2]
 
 
 @pytest.mark.parametrize(
-    ("name", "named"),
+    ("name", "user"),
     [
         ("native", {"user": "anna"}),
         ("chat", {"safety_identifier": "anna"}),
@@ -70,96 +70,86 @@ async def test_a_lower_priority_is_served_earlier(serve: Serve, dialect: Dialect
         ("messages", {"metadata": {"user_id": "anna"}}),
     ],
 )
-async def test_a_user_with_one_request_does_not_wait_for_all_of_anothers(
-    serve: Serve, name: str, named: dict[str, Any]
-) -> None:
-    one, dialect = OneSlot(), BY_NAME[name]
-    async with serve(one.loader) as api, AsyncExitStack() as stack:
+async def test_users_are_served_in_turn(serve: Serve, name: str, user: dict[str, Any]) -> None:
+    server, dialect = OneSlot(), BY_NAME[name]
+    async with serve(server.loader) as api, AsyncExitStack() as stack:
         for _ in range(4):
-            await one.ask(stack, api, dialect)
-        await one.ask(stack, api, dialect, **named)
-        assert await one.go() == [1, 5, 2, 3, 4]
+            await server.post(stack, api, dialect)
+        await server.post(stack, api, dialect, **user)
+        assert await server.serve_all() == [1, 5, 2, 3, 4]
 
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-LATE = {"b": {"path": "b.gguf", "load": "on_demand"}}
+ON_DEMAND = {"b": {"path": "b.gguf", "load": "on_demand"}}
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/chat/completions/input_tokens"])
-async def test_who_waits_for_a_load_counts_and_the_next_one_is_told(serve: Serve, path: str) -> None:
+async def test_connected_requests_waiting_for_a_load_count_against_max_preparing(serve: Serve, path: str) -> None:
     gate = threading.Event()
-    async with serve(FakeLoader(gate=gate), models=LATE, server={"max_preparing": 2}, wait=False) as api:
+    async with serve(FakeLoader(gate=gate), models=ON_DEMAND, server={"max_preparing": 2}, wait=False) as api:
+        preparing = api.app.state.services.preparing
 
-        async def ask() -> httpx.Response:
+        async def post() -> httpx.Response:
             return await api.client.post(path, json=CHAT)
 
-        waiting = [asyncio.create_task(ask()) for _ in range(2)]
-        await until(lambda: api.app.state.services.preparing.n == 2)
-        refused = await ask()
+        waiting, disconnected = (asyncio.create_task(post()) for _ in range(2))
+        await until(lambda: preparing.n == 2)
+        refused = await post()
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert b'reason="preparing_full"' in api.app.state.services.metrics.render("")[0]
+        disconnected.cancel()
+        await until(lambda: preparing.n == 1)
         gate.set()
-        assert [(await one).status_code for one in waiting] == [200, 200]
-        assert api.app.state.services.preparing.n == 0
-        assert (await ask()).status_code == 200
-
-
-async def test_who_leaves_gives_the_place_back(serve: Serve) -> None:
-    gate = threading.Event()
-    async with serve(FakeLoader(gate=gate), models=LATE, server={"max_preparing": 1}, wait=False) as api:
-        waiting = asyncio.create_task(api.client.post("/v1/chat/completions", json=CHAT))
-        await until(lambda: api.app.state.services.preparing.n == 1)
-        waiting.cancel()
-        await until(lambda: api.app.state.services.preparing.n == 0)
-        gate.set()
+        assert (await waiting).status_code == (await post()).status_code == 200
+        assert preparing.n == 0
 
 
 @pytest.mark.slow
-async def test_long_texts_keep_nobody_else_from_a_thread(serve: Serve) -> None:
+async def test_long_and_short_texts_are_prepared_in_separate_threads(serve: Serve) -> None:
     gate = threading.Event()
     async with serve(server={"threads_http": 1}) as api:
-        used = api.app.state.services
+        services = api.app.state.services
 
-        async def ask(n: int) -> httpx.Response:
-            return await api.client.post("/tokenize", json={"content": "a" * n})
+        async def tokenize(n_bytes: int) -> httpx.Response:
+            return await api.client.post("/tokenize", json={"content": "a" * n_bytes})
 
-        for threads, waits, passes in ((used.prepare_long, LONG_BYTES, 9), (used.prepare, 9, LONG_BYTES)):
+        for blocked, n_blocked, n_other in ((services.prepare_long, LONG_BYTES, 9), (services.prepare, 9, LONG_BYTES)):
             gate.clear()
-            threads.submit(gate.wait, 100)
-            waiting = asyncio.create_task(ask(waits))
-            assert (await ask(passes)).status_code == 200
+            blocked.submit(gate.wait, 100)
+            waiting = asyncio.create_task(tokenize(n_blocked))
+            assert (await tokenize(n_other)).status_code == 200
             assert not waiting.done()
             gate.set()
             assert (await waiting).status_code == 200
 
 
-async def test_short_texts_are_tokenized_on_the_event_loop(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others, and what needs a template or a grammar, could hold it up."""
-    found: list[bool] = []
+async def test_only_short_texts_are_tokenized_on_the_event_loop(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long texts, templates and grammars would block the event loop."""
+    on_event_loop: list[bool] = []
     tokenize = FakeVocab.tokenize
 
-    def tokenized(vocab: FakeVocab, text: str, **options: bool) -> list[int]:
+    def record_thread(vocab: FakeVocab, text: str, **options: bool) -> list[int]:
         if "Hi" in text:
-            found.append(threading.current_thread() is threading.main_thread())
+            on_event_loop.append(threading.current_thread() is threading.main_thread())
         return tokenize(vocab, text, **options)
 
-    monkeypatch.setattr(FakeVocab, "tokenize", tokenized)
+    monkeypatch.setattr(FakeVocab, "tokenize", record_thread)
     long = {"user": "a" * QUICK_BYTES}
     async with serve(FakeLoader()) as api:
-        for name, more, is_quick in (
+        for name, fields, is_quick in (
             ("native", {}, True),
             ("completions", {}, True),
             ("completions", long, False),
             ("completions", {"grammar": 'root ::= "a"'}, False),
             ("chat", {}, False),
         ):
-            found.clear()
+            on_event_loop.clear()
             dialect = BY_NAME[name]
-            reply = await api.client.post(dialect.path, json=dialect.body(SHORT) | more)
+            reply = await api.client.post(dialect.path, json=dialect.body(SHORT) | fields)
             assert reply.status_code == 200, reply.text
-            assert found == [is_quick], (name, more)
-        monkeypatch.setattr(FakeVocab, "quick_bytes", 10)  # it has thousands of special tokens
-        found.clear()
+            assert on_event_loop == [is_quick], (name, fields)
+        monkeypatch.setattr(FakeVocab, "quick_bytes", 10)  # as for a vocabulary with thousands of special tokens
+        on_event_loop.clear()
         native = BY_NAME["native"]
         await api.client.post(native.path, json=native.body(SHORT))
-        assert found == [False]
+        assert on_event_loop == [False]

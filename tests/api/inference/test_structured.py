@@ -1,4 +1,4 @@
-"""What shapes the output, over a model that would write something else; grammars that take too much are refused."""
+"""Constrained decoding over a model that would break the constraint, and limits of grammars."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from server.structured.grammar.sandbox import Sandbox
 from server.templates.built_in import source_of
 from server.transport.admission import COMPILE_THREADS
 from tests.api.conftest import Serve, until
-from tests.api.inference.dialects import Asked, Chat, Completions, Native
+from tests.api.inference.dialects import Chat, Completions, Native, Query
 from tests.api.scripted import CHATML, TURN, answering
 from tests.api.streams import events, posting
 from tests.support.fakes import FakeLoader
@@ -24,9 +24,8 @@ from tests.unit.structured.builders import exploding_schema
 URL = "/v1/chat/completions"
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = tool("f", {"a": {"type": "integer", "enum": [1, 2]}}, additionalProperties=False)
-WRONG = 'Let me <tool_see.\n<tool_call>\n{"name": "g", "arguments": {"a": "one", "b": 2}}\n</tool_call>'
-OPENED = {
-    "hermes": WRONG,
+INVALID_CALLS = {
+    "hermes": 'Let me <tool_see.\n<tool_call>\n{"name": "g", "arguments": {"a": "one", "b": 2}}\n</tool_call>',
     "qwen3-coder": "Let me <tool_see.\n<tool_call>\n<function=g>\n<parameter=b>\nno\n</parameter>\n</function>\n",
     "mistral": 'Let me <tool_see.\n[TOOL_CALLS][{"name": "g", "arguments": {}}]',
     "harmony": "<|channel|>commentary to=functions.g <|constrain|>json<|message|>no",
@@ -34,39 +33,39 @@ OPENED = {
 }
 
 
-def model_that_says(text: str, form: str = "hermes") -> tuple[FakeLoader, dict[str, Any]]:
-    """With a template that knows tools, in that format."""
-    return answering({"Hi": text}), {"demo": CHATML["demo"] | {"tool_format": form}}
+def replying(text: str, tool_format: str = "hermes") -> tuple[FakeLoader, dict[str, Any]]:
+    """Return the loader and the settings of a model that replies `text` and has this tool-call format."""
+    return answering({"Hi": text}), {"demo": CHATML["demo"] | {"tool_format": tool_format}}
 
 
-def check(call: dict[str, Any]) -> None:
+def check_call(call: dict[str, Any]) -> None:
     assert call["function"]["name"] == "f"
     assert json.loads(call["function"]["arguments"])["a"] in (1, 2)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
-@pytest.mark.parametrize("form", OPENED)
-async def test_a_model_that_would_break_the_schema_is_kept_to_it(serve: Serve, form: str, choice: object) -> None:
-    loader, models = model_that_says(OPENED[form], form)
+@pytest.mark.parametrize("tool_format", INVALID_CALLS)
+async def test_tool_calls_match_the_schema_of_a_tool(serve: Serve, tool_format: str, choice: object) -> None:
+    loader, models = replying(INVALID_CALLS[tool_format], tool_format)
     body = {"messages": HI, "tools": [TOOL], "tool_choice": choice, "max_tokens": 300, "n": 2}
-    body["parallel_tool_calls"] = choice == "auto"  # or the list of calls would never end
+    body["parallel_tool_calls"] = choice == "auto"  # a required list of calls would never end
     async with serve(loader, models=models) as api:
         reply = (await api.client.post(URL, json=body)).json()
-    for got in reply["choices"]:
-        for call in got["message"]["tool_calls"]:
-            check(call)
-        if choice == "auto" and form != "harmony":
-            assert got["message"]["content"].startswith("Let me <tool_see.")
+    for returned in reply["choices"]:
+        for call in returned["message"]["tool_calls"]:
+            check_call(call)
+        if choice == "auto" and tool_format != "harmony":
+            assert returned["message"]["content"].startswith("Let me <tool_see.")
 
 
 GEMMA = "<|channel>thought\n"
 MENTIONED = {
-    "hermes": ("<think>", "A <tool_call> it is.", "</think>", WRONG),
+    "hermes": ("<think>", "A <tool_call> it is.", "</think>", INVALID_CALLS["hermes"]),
     "qwen3-coder": (
         "<think>",
         "So <tool_call>\n<function=g>\n</function>\n</tool_call> or not.",
         "</think>",
-        OPENED["qwen3-coder"],
+        INVALID_CALLS["qwen3-coder"],
     ),
     "gemma4": (
         GEMMA,
@@ -77,44 +76,44 @@ MENTIONED = {
 }
 
 
-@pytest.mark.parametrize("form", MENTIONED)
-async def test_a_call_that_thoughts_mention_is_neither_a_call_nor_kept_to_anything(serve: Serve, form: str) -> None:
-    opening, thought, closing, call = MENTIONED[form]
-    loader, models = model_that_says(f"{opening}{thought}{closing}{call}", form)
+@pytest.mark.parametrize("tool_format", MENTIONED)
+async def test_call_syntax_in_reasoning_is_neither_a_call_nor_constrained(serve: Serve, tool_format: str) -> None:
+    opening, reasoning, closing, call = MENTIONED[tool_format]
+    loader, models = replying(f"{opening}{reasoning}{closing}{call}", tool_format)
     models["demo"]["chat_template"] = source_of("chatml") + f"{{# {opening}{closing} #}}"
     body = {"messages": HI, "tools": [TOOL], "max_tokens": 300, "parallel_tool_calls": False}
     async with serve(loader, models=models) as api:
         reply = await api.client.post(URL, json=body)
     message = reply.json()["choices"][0]["message"]
-    assert message["reasoning_content"] == thought
+    assert message["reasoning_content"] == reasoning
     assert len(message["tool_calls"]) == 1
-    check(message["tool_calls"][0])
+    check_call(message["tool_calls"][0])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_in_thoughts_that_never_end_is_a_call(serve: Serve, stream: bool) -> None:
+async def test_call_in_reasoning_that_never_ends_is_a_call(serve: Serve, stream: bool) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"a": 2}}\n</tool_call>'
-    loader, models = model_that_says(f"<think>I call.\n{call}")
-    asked = {"messages": HI, "tools": [TOOL]}
+    loader, models = replying(f"<think>I call.\n{call}")
+    fields = {"stream": stream, "stream_options": {"include_usage": True}}
     async with serve(loader, models=models) as api:
-        reply = await api.client.post(URL, json={**asked, "stream": stream, "stream_options": {"include_usage": True}})
+        reply = await api.client.post(URL, json={"messages": HI, "tools": [TOOL], **fields})
     answer = Chat().streamed(reply.text) if stream else Chat().whole(reply.json())
     assert (answer.reasoning, answer.reason) == ("I call.", "tool_calls")
-    assert [known[1:] for known in answer.calls] == [("f", {"a": 2})]
+    assert [call[1:] for call in answer.calls] == [("f", {"a": 2})]
 
 
-async def test_a_schema_that_cannot_be_kept_is_named_where_a_call_is_required(serve: Serve) -> None:
-    loader, models = model_that_says(text := "Use <tool_cal, <tool_ and <, as in a<b.")
-    odd = {"type": "function", "function": {"name": "h", "parameters": {"type": "object", "not": {}}}}
+async def test_unsupported_schema_is_a_400_if_a_call_is_required(serve: Serve) -> None:
+    loader, models = replying(text := "Use <tool_cal, <tool_ and <, as in a<b.")
+    unsupported = {"type": "function", "function": {"name": "h", "parameters": {"type": "object", "not": {}}}}
     async with serve(loader, models=models) as api:
-        body = {"messages": HI, "tools": [TOOL, odd], "tool_choice": "required"}
+        body = {"messages": HI, "tools": [TOOL, unsupported], "tool_choice": "required"}
         await api.expect(f"POST {URL}", body, 400, ({"error": {"param": "tools.1.function.parameters"}}, "'not'"))
-        left_alone = f'"content":"{text}"'  # which only begins like a call
-        await api.expect(f"POST {URL}", {"messages": HI, "tools": [TOOL]}, 200, (left_alone, '"finish_reason":"stop"'))
+        content = f'"content":"{text}"'  # starts of call tags are content
+        await api.expect(f"POST {URL}", {"messages": HI, "tools": [TOOL]}, 200, (content, '"finish_reason":"stop"'))
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
-SHAPES = [
+CONSTRAINTS = [
     ({"guided_json": SCHEMA}, '{"a": 1}'),
     ({"guided_json": json.dumps(SCHEMA)}, '{"a": 1}'),
     ({"guided_regex": "[0-9]{3}x"}, "123x"),
@@ -131,18 +130,18 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "said"), SHAPES)
-async def test_vllms_fields_shape_chats_and_completions(serve: Serve, fields: dict[str, Any], said: str) -> None:
-    replies = {f"Hi{TURN}": said + "!", "Hi": said + "!"}
+@pytest.mark.parametrize(("fields", "output"), CONSTRAINTS)
+async def test_vllms_fields_constrain_chats_and_completions(serve: Serve, fields: dict[str, Any], output: str) -> None:
+    replies = {f"Hi{TURN}": output + "!", "Hi": output + "!"}
     async with serve(FakeLoader(replies=replies)) as api:
         for dialect in (Chat(), Completions(), Native()):
             if isinstance(dialect, Native) and "response_format" in fields:
-                continue  # llama-server's own has none
-            reply = await api.client.post(dialect.path, json=dialect.body(Asked(limit=60)) | fields)
-            assert dialect.whole(reply.json()).text == said, dialect.name
+                continue  # llama-server's own API has no response_format
+            reply = await api.client.post(dialect.path, json=dialect.body(Query(limit=60)) | fields)
+            assert dialect.whole(reply.json()).text == output, dialect.name
 
 
-REFUSED: list[tuple[dict[str, Any], str, str]] = [
+INVALID_CONSTRAINTS: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "guided_regex"),
     ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex", "response_format"),
     ({"structured_outputs": {"regex": "a"}, "json_schema": {}}, "structured_outputs.regex", "json_schema"),
@@ -164,32 +163,32 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_cannot_be_is_a_400_that_names_the_field(serve: Serve) -> None:
-    loader, models = model_that_says("x")
+async def test_conflicting_or_invalid_constraint_is_a_400_that_names_the_field(serve: Serve) -> None:
+    loader, models = replying("x")
     async with serve(loader, models=models) as api:
-        for fields, param, other in REFUSED:
+        for fields, param, part in INVALID_CONSTRAINTS:
             reply = await api.expect(f"POST {URL}", {"messages": HI, **fields}, 400, {"error": {"param": param}})
             message = reply.json()["error"]["message"]
             assert param in message
-            assert other in message
+            assert part in message
 
 
-@pytest.mark.parametrize("form", [name for name in BY_NAME if name != "functionary-v3.2"])
-async def test_a_forced_call_that_a_limit_cuts_off_shows_no_markup(serve: Serve, form: str) -> None:
-    """Whole and streamed; the prompt of the format that is left out begins a header."""
-    loader, models = model_that_says("", form)
+@pytest.mark.parametrize("tool_format", [name for name in BY_NAME if name != "functionary-v3.2"])
+async def test_forced_call_truncated_by_max_tokens_leaves_no_markup_in_content(serve: Serve, tool_format: str) -> None:
+    """functionary-v3.2 is excluded: its prompt already contains the start of a header."""
+    loader, models = replying("", tool_format)
     body = {"messages": HI, "tools": [TOOL], "tool_choice": "required"}
     async with serve(loader, models=models) as api:
         for n in (9, 26):
-            cut = {**body, "max_tokens": n}
-            message = (await api.client.post(URL, json=cut)).json()["choices"][0]["message"]
+            truncated = {**body, "max_tokens": n}
+            message = (await api.client.post(URL, json=truncated)).json()["choices"][0]["message"]
             assert not message["content"]
-            streamed = events((await api.client.post(URL, json={**cut, "stream": True})).text)
+            streamed = events((await api.client.post(URL, json={**truncated, "stream": True})).text)
             assert not "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in streamed)
 
 
-async def test_who_asks_is_told_what_a_grammar_forbade(serve: Serve) -> None:
-    loader, models = model_that_says("no")
+async def test_n_forbidden_lists_the_tokens_that_the_grammar_forbids(serve: Serve) -> None:
+    loader, models = replying("no")
     body = {"messages": HI, "grammar": 'root ::= "y" | "z"', "logprobs": True, "top_logprobs": 2, "n_forbidden": 3}
     async with serve(loader, models=models) as api:
         first = (await api.client.post(URL, json=body)).json()["choices"][0]["logprobs"]["content"][0]
@@ -197,15 +196,15 @@ async def test_who_asks_is_told_what_a_grammar_forbade(serve: Serve) -> None:
         forbidden = first["mask"]["forbidden"]
         assert forbidden[0]["token"] == "n"
         assert len(forbidden) == 3
-        assert not {"y", "z"} & {one["token"] for one in forbidden}
-        free = (await api.client.post(URL, json=body | {"grammar": None, "max_tokens": 2})).json()
-        assert "mask" not in free["choices"][0]["logprobs"]["content"][0]
+        assert not {"y", "z"} & {entry["token"] for entry in forbidden}
+        unconstrained = (await api.client.post(URL, json=body | {"grammar": None, "max_tokens": 2})).json()
+        assert "mask" not in unconstrained["choices"][0]["logprobs"]["content"][0]
         assert (await api.client.post(URL, json=body | {"n_forbidden": 51})).status_code == 400
 
 
-AMPLE = WorkLimits(cpu_s=120, wall_s=120, memory_bytes=2 << 30)
-"""Enough for the exploding schema to go on until somebody ends it."""
-HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
+AMPLE_LIMITS = WorkLimits(cpu_s=120, wall_s=120, memory_bytes=2 << 30)
+"""Enough for the compilation of the exploding schema to run until a test ends it."""
+EXPENSIVE: dict[str, tuple[str, dict[str, Any]]] = {
     "response_format": (
         "response_format.json_schema.schema",
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": exploding_schema()}}},
@@ -236,50 +235,50 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def body(stream: bool = False, number: int = 0) -> dict[str, Any]:
-    """A chat whose schema explodes; another one for each `number`."""
+def expensive_body(stream: bool = False, number: int = 0) -> dict[str, Any]:
+    """Return a chat whose schema takes very long to compile. Each `number` makes another schema."""
     schema = {**exploding_schema(), "title": str(number)}
-    shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    return {"messages": HI, "stream": stream, "response_format": shape}
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {"messages": HI, "stream": stream, "response_format": response_format}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("what", HOSTILE)
-async def test_a_grammar_that_takes_too_much_is_refused_with_its_field(serve: Serve, what: str, stream: bool) -> None:
-    """Parsing counts as compiling. Each takes 0.05 s of CPU time or more."""
-    field, fields = HOSTILE[what]
+@pytest.mark.parametrize("name", EXPENSIVE)
+async def test_expensive_grammar_is_a_400_that_names_its_field(serve: Serve, name: str, stream: bool) -> None:
+    """The limit covers parsing and compiling. Each of these grammars takes at least 0.05 s of CPU time."""
+    field, fields = EXPENSIVE[name]
     async with serve(sandbox=Sandbox(WorkLimits(cpu_s=0.005, wall_s=60))) as api:
-        stopped = f'"message":"{field}: compiling it was stopped, it took more than 0.005 s of CPU time'
-        said = (stopped, "use fewer or simpler alternatives")
-        await api.expect(f"POST {URL}", {"messages": HI, "stream": stream, **fields}, 400, said)
+        message = f'"message":"{field}: compiling it was stopped, it took more than 0.005 s of CPU time'
+        parts = (message, "use fewer or simpler alternatives")
+        await api.expect(f"POST {URL}", {"messages": HI, "stream": stream, **fields}, 400, parts)
         await api.expect(f"POST {URL}", {"messages": HI})
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_disconnect_ends_the_compilation(serve: Serve, stream: bool) -> None:
-    sandbox = Sandbox(AMPLE)
+async def test_disconnect_ends_the_compilation_of_a_grammar(serve: Serve, stream: bool) -> None:
+    sandbox = Sandbox(AMPLE_LIMITS)
     async with serve(sandbox=sandbox) as api:
-        async with posting(api.app, URL, body(stream)) as exchange:
+        async with posting(api.app, URL, expensive_body(stream)) as exchange:
             await until(lambda: sandbox.at_work)
             exchange.disconnect()
             await asyncio.wait([exchange.task])
         await until(lambda: not sandbox.at_work)
 
 
-async def test_other_clients_are_served_while_grammars_explode(serve: Serve) -> None:
-    """As many as can be compiled at once and more, each of which never ends."""
-    sandbox = Sandbox(AMPLE)
-    plain = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "enum": ["a"]}}}
+async def test_other_clients_are_served_while_expensive_grammars_compile(serve: Serve) -> None:
+    """More endless compilations are requested than may run concurrently."""
+    sandbox = Sandbox(AMPLE_LIMITS)
+    cheap = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "enum": ["a"]}}}
     async with serve(sandbox=sandbox) as api, AsyncExitStack() as stack:
         exchanges = [
-            await stack.enter_async_context(posting(api.app, URL, body(number=number)))
+            await stack.enter_async_context(posting(api.app, URL, expensive_body(number=number)))
             for number in range(COMPILE_THREADS + 6)
         ]
         await until(lambda: len(sandbox.at_work) == COMPILE_THREADS)
-        assert (await api.client.post(URL, json={"messages": HI})).status_code == 200
-        reply = await api.client.post(URL, json={"messages": HI, "response_format": plain})
+        await api.expect(f"POST {URL}", {"messages": HI})
+        reply = await api.client.post(URL, json={"messages": HI, "response_format": cheap})
         assert reply.json()["choices"][0]["message"]["content"] == '"a"'
-        assert (await api.client.get("/health")).status_code == 200
+        await api.expect("GET /health")
         for exchange in exchanges:
             exchange.disconnect()
         await asyncio.wait([exchange.task for exchange in exchanges])
@@ -287,20 +286,20 @@ async def test_other_clients_are_served_while_grammars_explode(serve: Serve) -> 
         assert not api.app.state.services.compiling._all.locked()
 
 
-async def test_short_memory_ends_the_grammar_that_takes_it_and_takes_the_traffic_away(serve: Serve) -> None:
-    sandbox = Sandbox(AMPLE)
+async def test_low_memory_ends_expensive_compilations_and_fails_readyz(serve: Serve) -> None:
+    sandbox = Sandbox(AMPLE_LIMITS)
     async with serve(sandbox=sandbox) as api:
         watch: MemoryWatch = api.app.state.services.memory
-        assert (await api.client.get("/readyz")).status_code == 200
+        await api.expect("GET /readyz")
         watch._reserve = 1 << 50
-        task = asyncio.create_task(api.client.post(URL, json=body()))
+        task = asyncio.create_task(api.client.post(URL, json=expensive_body()))
         await until(lambda: watch.check() and task.done())
         reply = task.result()
         assert reply.status_code == 503
         assert "the server's memory is short" in reply.json()["error"]["message"]
         await api.expect("GET /readyz", None, 503, "memory is short")
         await api.expect("GET /livez", None, 200, "memory is short")
-        assert (await api.client.post(URL, json={"messages": HI})).status_code == 200, "what fits is served"
+        await api.expect(f"POST {URL}", {"messages": HI})  # requests without a grammar are served
         watch._reserve = 0
         watch.check()
         await api.expect("GET /readyz")
@@ -309,15 +308,15 @@ async def test_short_memory_ends_the_grammar_that_takes_it_and_takes_the_traffic
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("url", [URL, "/v1/responses"])
-async def test_the_grammars_of_custom_tools_are_bounded_together(serve: Serve, url: str, stream: bool) -> None:
+async def test_total_size_of_custom_tool_grammars_is_limited(serve: Serve, url: str, stream: bool) -> None:
     regex = "|".join(f"a{i}" for i in range(2_000))
     tools = [
         {"type": "custom", "name": f"f{i}", "format": {"type": "grammar", "syntax": "regex", "definition": regex}}
         for i in range(4)
     ]
-    asked = {"messages": HI} if url == URL else {"input": "Hi"}
+    prompt = {"messages": HI} if url == URL else {"input": "Hi"}
     async with serve() as api:
-        said = ("tools.3", "32768 characters together")
-        await api.expect(f"POST {url}", {**asked, "tools": tools, "stream": stream}, 400, said)
-        fewer = await api.client.post(url, json={**asked, "tools": tools[:3], "stream": stream})
-    assert "together" not in fewer.text  # they are only too long for the fake model's context
+        parts = ("tools.3", "32768 characters together")
+        await api.expect(f"POST {url}", {**prompt, "tools": tools, "stream": stream}, 400, parts)
+        fewer = await api.client.post(url, json={**prompt, "tools": tools[:3], "stream": stream})
+    assert "together" not in fewer.text  # three are only too long for the fake model's context

@@ -1,4 +1,4 @@
-"""Tokens of texts, counts of prompts, and what a body is answered without, which is named in a header."""
+"""/tokenize, /detokenize and token counts; ignored blocks and unknown fields in the warning header."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.api.conftest import Api, Serve
 from tests.support.fakes import BOS, IM_END, IM_START, FakeLoader
 
 
-async def test_tokenize_as_recorded(client: httpx.AsyncClient) -> None:
+async def test_tokenize_with_pieces_returns_bytes_for_partial_characters(client: httpx.AsyncClient) -> None:
     reply = await client.post("/tokenize", json={"content": "hé", "with_pieces": True, "model": "anything"})
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "application/json; charset=utf-8"
@@ -33,11 +33,11 @@ async def test_tokenize_and_detokenize_are_inverse(client: httpx.AsyncClient) ->
         ({"content": "hé", "prompt": "other"}, 0),
     ],
 )
-async def test_vllms_names_are_read(api: Api, body: dict[str, object], n_special: int) -> None:
+async def test_tokenize_accepts_vllms_field_names(api: Api, body: dict[str, object], n_special: int) -> None:
     await api.expect("POST /tokenize", body, 200, {"tokens": [BOS] * n_special + [104, 195, 169]})
 
 
-async def test_a_tokenizer_says_what_harnesses_need_beside_its_tokens(client: httpx.AsyncClient) -> None:
+async def test_tokenizer_info_agrees_with_props(client: httpx.AsyncClient) -> None:
     info = (await client.get("/tokenizer_info")).json()
     props = (await client.get("/props")).json()
     assert [info[name] for name in ("bos_token", "eos_token", "chat_template")] == [
@@ -51,12 +51,12 @@ HI = [{"role": "user", "content": "Hi"}]
 PROMPT = [BOS, IM_START, *b"user\nHi", IM_END, *b"\n", IM_START, *b"assistant\n"]
 
 
-async def test_a_prompts_tokens_are_counted(serve: Serve) -> None:
+async def test_input_tokens_counts_prompts_longer_than_the_context(serve: Serve) -> None:
     path = "/v1/chat/completions/input_tokens"
     models = {name: {"path": f"{name}.gguf", "load": "on_demand"} for name in ("a", "b")}
-    counted = {"input_tokens": len(PROMPT), "object": "response.input_tokens"}
+    count = {"input_tokens": len(PROMPT), "object": "response.input_tokens"}
     async with serve(models=models) as api:
-        await api.expect(f"POST {path}", {"messages": HI, "model": "b", "max_tokens": 5, "stream": True}, 200, counted)
+        await api.expect(f"POST {path}", {"messages": HI, "model": "b", "max_tokens": 5, "stream": True}, 200, count)
         long = [{"role": "user", "content": "x" * 1000}]
         await api.expect(f"POST {path}", {"messages": long, "model": "b"}, 200, {"input_tokens": 998 + len(PROMPT)})
         await api.expect(f"POST {path}", {"messages": HI, "model": "c"}, 404)
@@ -76,7 +76,7 @@ RESPONSE = {"input": [{"type": "unheard-of"}, {"role": "user", "content": "hi"}]
         ("/v1/responses/input_tokens", "/v1/responses", RESPONSE),
     ],
 )
-async def test_what_is_left_out_of_a_prompt_is_named_in_the_same_header(
+async def test_counting_and_generating_return_the_same_warning(
     client: httpx.AsyncClient, counting: str, generating: str, body: dict[str, object]
 ) -> None:
     counted, generated = [await client.post(path, json=body) for path in (counting, generating)]
@@ -89,8 +89,6 @@ USER = {"role": "user", "content": "hi"}
 DEMO = {"path": "demo.gguf", "load": "startup", "n_predict": 8}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
 RANKER = {"path": "r.gguf", "load": "startup", "reranking": True}
-
-
 UNKNOWN: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "/v1/chat/completions",
@@ -142,11 +140,12 @@ UNKNOWN: list[tuple[str, dict[str, Any], list[str]]] = [
 ]
 
 
-async def test_an_unknown_field_is_listed_by_its_path(serve: Serve) -> None:
-    hints = {"metadata": {"user_id": "u"}, "service_tier": "auto", "user": None}
+async def test_unknown_fields_are_listed_by_their_paths(serve: Serve) -> None:
+    known = {"metadata": {"user_id": "u"}, "service_tier": "auto", "user": None}
     models = {"demo": DEMO, "e": EMBED, "r": RANKER}
     async with serve(FakeLoader(n_ctx_seq=2048), models=models) as api:
         for path, body, unknown in UNKNOWN:
-            reply = await api.expect(f"POST {path}", {**hints, **body})
-            said = [each for each in reply.headers["x-llamapool-warning"].split("; ") if "unknown field" in each]
-            assert sorted(each.split("'")[1] for each in said) == sorted(unknown), path
+            reply = await api.expect(f"POST {path}", {**known, **body})
+            warnings = reply.headers["x-llamapool-warning"].split("; ")
+            paths = [warning.split("'")[1] for warning in warnings if "unknown field" in warning]
+            assert sorted(paths) == sorted(unknown), path

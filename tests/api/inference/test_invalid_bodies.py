@@ -1,6 +1,6 @@
-"""A wrong body is a 400 that names its field, in the shape of the endpoint's API: one row per mistake.
+"""An invalid body is a 400 that names its field, in the format of the endpoint's API.
 
-`tests/unit/dialects/bodies.txt` has each value of the fields that its bodies have; here are other mistakes.
+`tests/unit/dialects/bodies.txt` covers invalid values of single fields. The tables here cover other mistakes.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ FUNCTION = {"type": "function", "name": "f"}
 LARK = {"type": "grammar", "syntax": "lark", "definition": r"start: /\bx/"}
 CUSTOM = {"type": "custom", "name": "patch", "description": "Edits.", "format": LARK}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
-RIGHT: dict[str, dict[str, Any]] = {
+VALID: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [HI]},
     MESSAGES: {"model": "demo", "max_tokens": 9, "messages": [HI]},
     RESPONSES: {"input": "Hi"},
@@ -27,14 +27,14 @@ RIGHT: dict[str, dict[str, Any]] = {
     NATIVE: {"prompt": "Hi", "n_predict": 2},
     COMPLETIONS: {"prompt": "Hi"},
 }
-"""By path: a body that is right but for what a row changes."""
+"""A valid body for each path. A row of a table changes some fields."""
 MODELS = {
     "demo": {"path": "demo.gguf", "load": "startup", "chat_template": "chatml"},
     "embedder": {"path": "embedder.gguf", "load": "startup", "embedding": True, "pooling": "mean"},
 }
 
 
-WRONG: list[tuple[str, dict[str, Any], str]] = [
+INVALID: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"temperature": "hot"}, "temperature"),
     (CHAT, {"grammar": "root ::= ("}, "grammar"),
     (CHAT, {"json_schema": {"type": "nonsense"}}, "json_schema.type"),
@@ -89,20 +89,20 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-async def test_a_wrong_body_is_a_400_that_names_the_field(serve: Serve) -> None:
+async def test_invalid_body_is_a_400_that_names_the_field(serve: Serve) -> None:
     async with serve(FakeLoader(n_ctx_seq=2048), models=MODELS) as api:
-        for path, fields, named in WRONG:
+        for path, fields, field in INVALID:
             for stream in ({"stream": False}, {"stream": True}):
-                reply = await api.expect(f"POST {path}", RIGHT.get(path, {}) | fields | stream, 400)
+                reply = await api.expect(f"POST {path}", VALID.get(path, {}) | fields | stream, 400)
                 error = reply.json()["error"]
                 if path.startswith("/api"):
-                    assert named in error, (path, fields)
+                    assert field in error, (path, fields)
                     continue
                 assert error["type"] == "invalid_request_error"
-                assert named in error["message"] if path == MESSAGES else error["param"] == named, (path, fields)
+                assert field in error["message"] if path == MESSAGES else error["param"] == field, (path, fields)
 
 
-SHOWN: list[tuple[str, dict[str, Any], str]] = [
+MESSAGE_PARTS: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"response_format": {"type": None}}, "but got: null"),
     (CHAT, {"thinking": {"type": True}}, "got true"),
     (NATIVE, {"samplers": [None]}, "unknown sampler null;"),
@@ -115,24 +115,24 @@ SHOWN: list[tuple[str, dict[str, Any], str]] = [
 
 async def test_errors_show_values_as_json_and_name_keywords(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
-        for path, fields, shown in SHOWN:
-            reply = await api.client.post(path, json=RIGHT[path] | fields)
-            assert (reply.status_code, shown in reply.text) == (400, True), (path, fields, reply.text)
+        for path, fields, part in MESSAGE_PARTS:
+            await api.expect(f"POST {path}", VALID[path] | fields, 400, part)
 
 
-async def test_what_is_stored_repeated_or_stripped_is_not_nested_too_deeply(serve: Serve) -> None:
+async def test_deeply_nested_values_are_a_400(serve: Serve) -> None:
+    """The limit of depth also holds for values that are only stored, returned to the client, or ignored."""
     deep: Any = []
     for _ in range(300):
         deep = [deep]
-    odd = HI | {"x": deep}
-    found = {"type": "web_search_tool_result", "tool_use_id": "a", "content": deep}
-    told = RIGHT[MESSAGES] | {"messages": [{"role": "user", "content": [found]}]}
+    item = HI | {"x": deep}
+    result = {"type": "web_search_tool_result", "tool_use_id": "a", "content": deep}
+    message = VALID[MESSAGES] | {"messages": [{"role": "user", "content": [result]}]}
     async with serve(FakeLoader(n_ctx_seq=2048), models=MODELS) as api:
         for path, fields, param in (
-            (RESPONSES, {"input": [odd]}, "input"),
+            (RESPONSES, {"input": [item]}, "input"),
             (RESPONSES, {"input": "Hi", "tools": [{"type": "x", "x": deep}], "stream": True}, "tools"),
-            ("/v1/conversations", {"items": [odd]}, "items"),
-            (MESSAGES, told, "messages.0.content.0.content"),
+            ("/v1/conversations", {"items": [item]}, "items"),
+            (MESSAGES, message, "messages.0.content.0.content"),
             (f"{MESSAGES}/batches", {"requests": [{"custom_id": "a", "params": {"x": deep}}]}, "requests.0.params"),
         ):
             await api.expect(f"POST {path}", fields, 400, f"{param}: is nested too deeply")
