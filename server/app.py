@@ -1,4 +1,4 @@
-"""The composition root: builds everything from the settings, owns its life. ``uvicorn server.app:app`` starts here.
+"""The composition root: builds all parts and runs their lifespan. ``uvicorn server.app:app`` starts here.
 
 The path of a request: `transport.middleware` (keys, CORS, log), `routes`, `dialects` (body to conversation), `serving`
 with `pool` (a lease), `chat` (to a prompt), `engine`, `chat.assembler` (events to items), `dialects` (items to a
@@ -81,7 +81,7 @@ logger = logging.getLogger(__name__)
 CONFIG_ERROR_STATUS = 2
 WATCHDOG_INTERVAL_S = 5.0
 END_RETRY_S = 2.0  # a task that still runs after a cancellation is cancelled again
-MEMORY_WATCH_S = 0.5  # a sandbox may take some 100 MB until the watch looks again
+MEMORY_WATCH_S = 0.5  # between two checks a sandbox may allocate some 100 MB
 EXPIRY_INTERVAL_S = 3600.0
 IMAGE_DECODER = "server.llama.image_decoder:answerer"  # a name, because only other processes import it
 PREPARE_THREADS = "prepare"  # prefix of their names
@@ -99,10 +99,9 @@ def create_app(
 ) -> FastAPI:
     """Return the application. It loads and serves nothing before its lifespan starts.
 
-    `models` has been opened, and perhaps started, by the caller; otherwise it is opened with the other parameters.
-    `loader` replaces the native library's (tests), `in_process` creates one in a model's own process, `sandbox`
-    replaces the one that compiles grammars. `reread` returns the settings as they are now. `addresses` are shown in
-    the startup banner. Raises `ConfigError`.
+    `models` is a pool that the caller has opened, and perhaps started; without it, a pool is opened. Tests replace the
+    native library by `loader`, the loader of isolated models by `in_process`, and the compiler of grammars by
+    `sandbox`. `reread` returns the current settings. `addresses` are shown in the startup banner. Raises `ConfigError`.
     """
     server = settings.server
     if models is None:
@@ -112,14 +111,14 @@ def create_app(
     keys, media_loader = reload.keys, media_loader_of(server)
 
     def at_work() -> list[Process]:
-        """Processes that work for requests."""
-        return [each for some in (sandbox, media_loader, renderer) if some is not None for each in some.at_work]
+        """Return the processes that are working for requests."""
+        return [each for group in (sandbox, media_loader, renderer) if group is not None for each in group.at_work]
 
     redis, state, batch_state = state_of(server)
     usage = UsageLedger(DatabaseUsage(batch_state.database) if redis is None else RedisUsage(redis))
 
     async def call(key_name: str, path: str, body: bytes) -> InternalReply:
-        """Send a batch's request to this application, in the name of the key that started the batch."""
+        """Send a request of a batch to this application on behalf of the key that started the batch."""
         key = keys.named(key_name)
         if key is None:
             return failed(AuthenticationFailed("the API key that started this batch is no longer valid"))
@@ -134,7 +133,7 @@ def create_app(
         return sum(each.loaded.n_slots for each in pool.states() if each.loaded is not None)
 
     def may_run(batch: Json) -> bool:
-        """Return whether this server knows a batch's key and models."""
+        """Return whether this server has the key and the models of a batch."""
         return keys.named(batch["key_name"]) is not None and all(map(pool.knows, batch["models"]))
 
     # Few threads tokenize and render, since they share the GIL with the step threads.
@@ -171,7 +170,7 @@ def create_app(
     app = FastAPI(
         title="Llamapool",
         version=__version__,
-        openapi_url=None,  # `routes.openapi` serves it, and the page that shows it
+        openapi_url=None,  # `routes.openapi` serves it and its documentation page
         redirect_slashes=False,  # as in llama-server, a path with another slash is another path
         telemetry={"tracing": False, "metrics": False, "logs": False},  # `telemetry.tracing` has the server's own
         lifespan=lifespan_of(services, server, models, addresses, redis, gpus, reload, events, tracing),
@@ -196,7 +195,7 @@ def create_app(
     )
 
     def stack() -> ASGIApp:
-        """Replace FastAPI's stack, which wraps each message of a reply five times. A program's middleware stays."""
+        """Replace FastAPI's stack, which wraps each message of a reply five times. User middleware is kept."""
         return reduce(
             lambda wrapped, each: each.cls(wrapped, *each.args, **each.kwargs), app.user_middleware[::-1], served
         )
@@ -206,10 +205,9 @@ def create_app(
 
 
 def state_of(server: ServerSettings) -> tuple[Redis | None, Objects, BatchObjects]:
-    """Return the Redis that replicas share, None without one, the stored objects, and those of batches. Raises
-    `ConfigError`.
+    """Return the Redis that replicas share, if any, the stored objects, and the objects of batches.
 
-    With Redis, batches stay in the default state file.
+    With Redis, batches stay in the default state file. Raises `ConfigError`.
     """
     quota = server.state_quota * MIB
     if not server.state.startswith(SCHEMES):
@@ -220,19 +218,19 @@ def state_of(server: ServerSettings) -> tuple[Redis | None, Objects, BatchObject
 
 
 def slot_files_of(server: ServerSettings) -> SavedFiles | None:
-    """Return the store of saved slots, None if there is none. Raises ConfigError if the secret cannot be read."""
-    place, quota = server.slot_save_path, server.slot_save_quota * MIB
-    if place is None:
+    """Return the store of saved slots, None without one. Raises ConfigError if the secret cannot be read."""
+    location, quota = server.slot_save_path, server.slot_save_quota * MIB
+    if location is None:
         return None
     secret = slot_secret(server)
-    return UrlFiles(place, quota, secret) if isinstance(place, str) else SlotFiles(place, quota, secret)
+    return UrlFiles(location, quota, secret) if isinstance(location, str) else SlotFiles(location, quota, secret)
 
 
 def http_options(server: ServerSettings) -> HttpOptions:
     """Return the options of the HTTP layer. Most fields have the names of the settings."""
-    same = {each.name: getattr(server, each.name) for each in fields(HttpOptions) if hasattr(server, each.name)}
+    common = {each.name: getattr(server, each.name) for each in fields(HttpOptions) if hasattr(server, each.name)}
     return replace(
-        HttpOptions(**same),
+        HttpOptions(**common),
         proxy=server.ui_mcp_proxy or server.agent,
         verbose=server.verbosity >= VERBOSITY_DETAILED,
         max_bodies_bytes=server.max_bodies_bytes or 4 * server.max_body_bytes,
@@ -246,7 +244,7 @@ def http_options(server: ServerSettings) -> HttpOptions:
 
 
 def cors_origins(server: ServerSettings) -> str:
-    """Return the allowed origins. With built-in tools the default is this machine's own pages."""
+    """Return the allowed origins. With tools the default is pages on loopback hosts."""
     has_tools = server.enabled_tools or server.mcp_servers
     if has_tools and "cors_origins" not in server.model_fields_set:
         return "" if server.closed else "localhost"
@@ -267,14 +265,14 @@ def tracing_of(server: ServerSettings) -> "Tracing | None":
     if not server.otel:
         return None
     with _needs_extra("otel", "otel"):
-        from server.telemetry.tracing import exporting
+        from server.telemetry.tracing import create_tracing
 
-        return exporting(__version__)
+        return create_tracing(__version__)
 
 
 @contextmanager
 def _needs_extra(option: str, extra: str) -> Iterator[None]:
-    """Say which extra an option needs if its packages cannot be imported. Raises ConfigError."""
+    """Turn an ImportError into a ConfigError that names the extra for `option`."""
     try:
         yield
     except ImportError as error:
@@ -282,7 +280,7 @@ def _needs_extra(option: str, extra: str) -> Iterator[None]:
 
 
 def media_loader_of(server: ServerSettings) -> MediaLoader:
-    """Return the loader of media and documents. It starts processes at the first one."""
+    """Return the loader of media and documents. It starts processes at the first use."""
     hosts = tuple(host for host in server.media_fetch if host != ANYWHERE)
     sites = AllowedHosts(ANYWHERE in server.media_fetch, hosts, server.media_path)
     video = DecodeOptions(fps=max(server.video_fps, 0.0), stamp_ms=max(server.video_timestamp_interval, 0))
@@ -291,7 +289,7 @@ def media_loader_of(server: ServerSettings) -> MediaLoader:
 
 
 def mcp_of(server: ServerSettings) -> McpServers:
-    """Return the MCP servers that are configured. Raises ConfigError."""
+    """Return the configured MCP servers. Raises ConfigError."""
     configured = read_servers(server.mcp_servers)
     labels = {*server.mcp_api, server.mcp_web_search} - {"", ANY_LABEL, *configured}
     if labels:
@@ -320,7 +318,7 @@ def lifespan_of(
     events: "KvEvents | None" = None,
     tracing: "Tracing | None" = None,
 ) -> Lifespan:
-    """Return a lifespan that starts the pool. At its end it waits ``drain_s`` seconds for requests, and frees all."""
+    """Return a lifespan that starts the pool. At its end it drains for ``drain_s`` seconds and releases everything."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -331,8 +329,8 @@ def lifespan_of(
             logger.warning("%s", problem)
         stopping: list[asyncio.Task[None]] = []
 
-        def begin_stop() -> asyncio.Task[None]:
-            """Refuse new requests, drain the others; later calls give the same task."""
+        def start_drain() -> asyncio.Task[None]:
+            """Refuse new requests and drain the running ones. Later calls return the same task."""
             if not stopping:
                 services.draining.set()
                 stopping.append(asyncio.create_task(services.pool.close(server.drain_s), name="drain"))
@@ -363,7 +361,7 @@ def lifespan_of(
         endless += [] if gpus is None else [spawn(gpus.read_loop(), "metrics of GPUs")]
         endless += [] if events is None else [spawn(events.follow(services.pool.states), "KV events")]
         StopSignals(
-            begin_stop, leave=services.leaving.set, delay_s=server.shutdown_delay_s, sockets=services.sockets
+            start_drain, leave=services.leaving.set, delay_s=server.shutdown_delay_s, sockets=services.sockets
         ).install()
         on_hangup(reload.begin)
         if services.slot_files is not None:
@@ -372,18 +370,18 @@ def lifespan_of(
             await services.mcp.start()
             await services.pool.start()
             prepare_first_reply()
-            shown = {"has_keys": services.keys.required, "has_page": server.ui}
-            screen = show_banner(services.pool, addresses, services.draining, **shown)
-            of_pool.append(spawn(screen, "startup banner"))
+            parts = {"has_keys": services.keys.required, "has_page": server.ui}
+            banner = show_banner(services.pool, addresses, services.draining, **parts)
+            of_pool.append(spawn(banner, "startup banner"))
             yield
         finally:
-            await begin_stop()
+            await start_drain()
             await services.mcp.close()
             await end_tasks(endless)
             await asyncio.gather(*of_pool, return_exceptions=True)  # failures are logged
             models.close_sandboxes()
             for threads in (services.prepare, services.prepare_long, services.reading, services.compiling.threads):
-                threads.shutdown(wait=False, cancel_futures=True)  # one may be deep in the library
+                threads.shutdown(wait=False, cancel_futures=True)  # a thread may be in a long native call
             services.media_loader.close()
             await services.usage.close()
             await asyncio.to_thread(services.batches.state.database.close)
@@ -397,14 +395,14 @@ def lifespan_of(
 
 
 def prepare_first_reply() -> None:
-    """Do now, while models load, what the first request would do during its first decodes, which takes 35 ms there."""
+    """Initialize while models load what would otherwise delay the first request by 35 ms."""
     build_validators()
     anyio.get_cancelled_exc_class()  # imports anyio's backend, which Starlette uses
 
 
 async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel tasks until they have ended. Python 3.11's `asyncio.wait_for`, which the package redis uses, ignores a
-    cancellation that arrives with its result.
+    """Cancel tasks repeatedly until they have ended. Python 3.11's `asyncio.wait_for`, which the package redis uses,
+    ignores a cancellation that arrives together with its result.
     """
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
@@ -413,14 +411,14 @@ async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
 
 
 async def every(interval_s: float, work: Callable[[], object]) -> None:
-    """Call `work` every `interval_s` seconds. Endless."""
+    """Call `work` every `interval_s` seconds until cancelled."""
     while True:
         await asyncio.sleep(interval_s)
         work()
 
 
 async def expire_state(stores: Collection[Objects]) -> None:
-    """Delete expired objects every `EXPIRY_INTERVAL_S` seconds. Endless."""
+    """Delete expired objects every `EXPIRY_INTERVAL_S` seconds until cancelled."""
     while True:
         try:
             if n_expired := sum([await each.expire() for each in stores]):
@@ -441,7 +439,7 @@ async def _follow_pool(services: Services, events: Subscription) -> None:
 
 
 def warn_of_workers(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Say so when this process is one of several that uvicorn or gunicorn started for the same server."""
+    """Warn if this process is one of several workers that uvicorn or gunicorn started."""
     spawned = multiprocessing.parent_process() is not None and "--reload" not in argv
     several = environ.get("WEB_CONCURRENCY", "1") not in ("", "0", "1")
     if spawned or several or environ.get("SERVER_SOFTWARE", "").startswith("gunicorn"):
@@ -452,9 +450,9 @@ def warn_of_workers(argv: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def __getattr__(name: str) -> FastAPI:
-    """``server.app:app``, built on first use, so that importing this module reads no environment.
+    """Return ``server.app:app``, built on first use, so that importing this module reads no environment variables.
 
-    A wrong setting ends the process with one line.
+    An invalid setting ends the process with a one-line error.
     """
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -463,7 +461,7 @@ def __getattr__(name: str) -> FastAPI:
         check_certificate(settings.server)
         warnings = check_files(settings)
         logs.configure(settings.server)
-        logging.getLogger("uvicorn").propagate = True  # uvicorn gave it a handler of its own, which is gone now
+        logging.getLogger("uvicorn").propagate = True  # uvicorn's own handler was removed
         for warning in warnings:
             logger.warning("%s", warning)
         application = create_app(settings, reread=load_settings)

@@ -1,1 +1,1 @@
-"""A Prometheus view of plain statistics; the only importer of prometheus_client."""
+"""Prometheus metrics of plain statistics. Nothing else imports prometheus_client."""

@@ -1,6 +1,7 @@
 """Prometheus metrics of engines, and of the whole server.
 
-Those of engines are llama-server's (llama.cpp tools/server/server-task.cpp, to_metrics), the same per model, and more.
+Engines have llama-server's metrics (llama.cpp tools/server/server-task.cpp, to_metrics) over all models, the same for
+each model, and further ones.
 """
 
 import math
@@ -20,8 +21,8 @@ from server.engine.cache.prefix_cache import BLOCK
 from server.engine.stats import MAX_TOKENS, EngineStats, Histogram, combined, ended
 from server.pool.state import ModelState, Status
 
-_THEIRS, _OURS, _ALL = "llamacpp:", "llamapool_", "llamapool_server_"
-MAX_TOKENS_NAMES = (_THEIRS + MAX_TOKENS, _OURS + MAX_TOKENS)
+_LLAMA_SERVER, _LLAMAPOOL, _WHOLE_SERVER = "llamacpp:", "llamapool_", "llamapool_server_"
+MAX_TOKENS_NAMES = (_LLAMA_SERVER + MAX_TOKENS, _LLAMAPOOL + MAX_TOKENS)
 _PUBLISHED = [(each.name, each.metadata) for each in fields(EngineStats) if each.metadata.get("metric")]
 _KINDS = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 Totals = tuple[float, float, float, float]
@@ -29,23 +30,23 @@ Totals = tuple[float, float, float, float]
 
 
 class Counted(Protocol):
-    """A loaded model, as far as the ledger reads it."""
+    """The part of a loaded model that the ledger reads."""
 
     @property
     def stats(self) -> EngineStats:
-        """Totals since the load; readable after the engine was closed, too."""
+        """Totals since the load; readable even after the engine was closed."""
 
 
 class Ledger:
     """Totals per model that never decrease, although a model's statistics restart with each load."""
 
     def __init__(self) -> None:
-        self._engines: dict[str, Counted | None] = {}  # those that count now
+        self._engines: dict[str, Counted | None] = {}  # the loaded ones
         self._past: dict[str, EngineStats] = {}  # the sums of earlier loads
 
     def note(self, engines: Mapping[str, Counted | None]) -> None:
-        """Begin to count new engines, and add up and release those that are gone. Call it with all models: on each
-        change of a model's status, and before `totals`.
+        """Count new engines, and keep the totals of unloaded ones. Call it with all models on each change of a model's
+        status, and before `totals`.
         """
         for model, engine in (dict.fromkeys(self._engines) | dict(engines)).items():
             before = self._engines.get(model)
@@ -54,7 +55,7 @@ class Ledger:
             self._engines[model] = engine
 
     def totals(self) -> dict[str, EngineStats]:
-        """Return the stats by model id over all loads; gauges are those of the current load."""
+        """Return the stats by model id, summed over all loads. Gauges are those of the current load."""
         past = {model: self._past.get(model, EngineStats()) for model in self._engines}
         return {
             model: past[model] if engine is None else combined(past[model], engine.stats)
@@ -63,15 +64,15 @@ class Ledger:
 
 
 WINDOW_S = 15.0
-"""Minimum length of the averaging window, if there was a scrape that long ago."""
-_APART_S = 1.0
+"""Minimum length of the averaging window, if a scrape is that old."""
+_SAMPLE_INTERVAL_S = 1.0
 
 
 class Windows:
-    """Recent throughput of each model, which is the same for every scraper. Used on the event loop.
+    """Recent throughput of each model, the same for every scraper. Used on the event loop.
 
     llama-server's gauges (llama.cpp tools/server/server-common.h, server_metrics::bucket) average since the last scrape
-    by anyone.
+    of any client.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,7 +83,7 @@ class Windows:
         """Return prompt and generated tokens per second of computation, since the latest scrape that is at least
         `WINDOW_S` old; 0 if nothing ran.
 
-        A choice's first token comes from the prompt's last step, so it takes no time of its own and isn't counted.
+        A choice's first token is sampled in the prompt's last step, so it takes no time of its own and is not counted.
         """
         gaps, at = stats.inter_token, self._clock()
         now = stats.prompt_tokens, stats.prompt_seconds, sum(gaps.counts), gaps.sum
@@ -90,7 +91,7 @@ class Windows:
         while len(samples) > 1 and at - samples[1][0] >= WINDOW_S:
             samples.popleft()
         n_prompt, prompt_s, n_predicted, predicted_s = map(sub, now, samples[0][1])
-        if at - samples[-1][0] >= _APART_S:
+        if at - samples[-1][0] >= _SAMPLE_INTERVAL_S:
             samples.append((at, now))
         return _rate(n_prompt, prompt_s), _rate(n_predicted, predicted_s)
 
@@ -100,9 +101,9 @@ def _rate(n: float, seconds: float) -> float:
 
 
 class EngineCollector(Collector):
-    """llama-server's metrics of all models together, without labels; the same for each, and more, under ``llamapool_``.
+    """llama-server's metrics over all models, without labels, and all metrics of each model under ``llamapool_``.
 
-    Not `labelled`, for one model alone: its own as llama-server's, and the rest without a label.
+    `labelled` False: the metrics of one model, without labels.
     """
 
     def __init__(
@@ -115,12 +116,12 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return one consistent reading of every model."""
         models = self._totals()
-        together = {"": reduce(combined, models.values(), EngineStats())} if self._labelled else models
-        yield from _Families(_THEIRS, together, []).llama_servers(self._windows)
-        ours = _Families(_OURS, models, ["model"] if self._labelled else [])
+        summed = {"": reduce(combined, models.values(), EngineStats())} if self._labelled else models
+        yield from _Families(_LLAMA_SERVER, summed, []).llama_server_metrics(self._windows)
+        by_model = _Families(_LLAMAPOOL, models, ["model"] if self._labelled else [])
         if self._labelled:
-            yield from ours.llama_servers(self._windows)
-        yield from ours.own()
+            yield from by_model.llama_server_metrics(self._windows)
+        yield from by_model.further_metrics()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +132,13 @@ class _Families:
     models: Mapping[str, EngineStats]
     labels: list[str]
 
-    def llama_servers(self, windows: Windows) -> Iterator[Metric]:
+    def llama_server_metrics(self, windows: Windows) -> Iterator[Metric]:
         yield from self._published("counter", theirs=True)
         yield self._family(
             CounterMetricFamily,
             "tokens_predicted_seconds_total",
             "Total time spent generating tokens",
-            # counted with each token and not at a request's end
+            # updated with each token, not at a request's end
             {model: stats.inter_token.sum for model, stats in self.models.items()},
         )
         yield from self._accepted_by_position()
@@ -154,12 +155,12 @@ class _Families:
             values = {model: each[index] for model, each in rates.items()}
             yield self._family(GaugeMetricFamily, f"{kind}_tokens_seconds", text, values)
 
-    def own(self) -> Iterator[Metric]:
+    def further_metrics(self) -> Iterator[Metric]:
         yield from self._published("counter", theirs=False)
         yield from self._published("gauge", "histogram", theirs=False)
 
     def _accepted_by_position(self) -> Iterator[Metric]:
-        """Nothing before the first draft, as in llama-server."""
+        """Yield nothing before the first draft, as in llama-server."""
         if not any(stats.accepted_at for stats in self.models.values()):
             return
         name, text = "spec_decode_num_accepted_tokens_per_pos_total", "Accepted tokens per draft position"
@@ -170,7 +171,7 @@ class _Families:
         yield family
 
     def _published(self, *kinds: str, theirs: bool) -> Iterator[Metric]:
-        """Yield the fields of `EngineStats` of these kinds that are llama-server's or ours."""
+        """Yield the fields of `EngineStats` of these kinds, either those of llama-server or Llamapool's own."""
         for attribute, about in _PUBLISHED:
             if about["theirs"] is theirs and about["kind"] in kinds:
                 values = {model: getattr(stats, attribute) for model, stats in self.models.items()}
@@ -191,7 +192,7 @@ class _Families:
 
 
 class ServerCollector(Collector):
-    """The states and cells of the models of `states`, and series of the whole server. Used on the event loop.
+    """Status and KV cells of each model, and series of the whole server. Used on the event loop.
 
     A router such as llm-d's endpoint picker reads the first series of a family, so those families have exactly one.
     """
@@ -202,13 +203,13 @@ class ServerCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return one reading of the pool."""
         states = self._states()
-        yield from _of_models(states)
-        yield from _of_all(states)
+        yield from _model_metrics(states)
+        yield from _server_metrics(states)
 
 
-def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
+def _model_metrics(states: Sequence[ModelState]) -> Iterator[Metric]:
     def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(_OURS + name, text, labels=["model", *labels])
+        return GaugeMetricFamily(_LLAMAPOOL + name, text, labels=["model", *labels])
 
     status = gauge("model_status", "1 for the state that a model is in (`status`), 0 for the others", "status")
     memory = gauge("model_memory_bytes", "Memory of a model, by `device`", "device")
@@ -221,8 +222,8 @@ def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
     ratio = gauge("kv_cache_usage_ratio", "Share of the KV cells that running requests hold, 0 to 1")
     for state in states:
         model = state.spec.id
-        for one in Status:
-            status.add_metric([model, one.value], float(state.status is one))
+        for each in Status:
+            status.add_metric([model, each.value], float(state.status is each))
         waiting.add_metric([model], state.n_waiting)
         leases.add_metric([model], state.n_leases)
         if state.loaded is None:
@@ -230,8 +231,8 @@ def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
         stats = state.loaded.stats
         loaded_at.add_metric([model], state.loaded.loaded_at)
         slots.add_metric([model], state.loaded.n_slots)
-        for device, taken in state.facts.footprint.items() if state.facts is not None else ():
-            memory.add_metric([model, str(device)], taken.total)
+        for device, used_bytes in state.facts.footprint.items() if state.facts is not None else ():
+            memory.add_metric([model, str(device)], used_bytes.total)
         if stats.kv_cells:
             cells.add_metric([model], stats.kv_cells)
             used.add_metric([model, "running"], stats.kv_cells_running)
@@ -240,33 +241,33 @@ def _of_models(states: Sequence[ModelState]) -> Iterator[Metric]:
     yield from (status, memory, loaded_at, slots, waiting, leases, cells, used, ratio)
 
 
-def _of_all(states: Sequence[ModelState]) -> Iterator[Metric]:
+def _server_metrics(states: Sequence[ModelState]) -> Iterator[Metric]:
     loaded = [state.loaded for state in states if state.loaded is not None]
-    stats = [one.stats for one in loaded]
+    stats = [model.stats for model in loaded]
     total = reduce(combined, stats, EngineStats())
     waiting = total.n_deferred + sum(state.n_waiting for state in states)
-    yield GaugeMetricFamily(_ALL + "requests_waiting", "Requests that wait for a slot or for a load", waiting)
-    yield GaugeMetricFamily(_ALL + "requests_running", "Requests with a slot", total.n_processing)
-    fullest = max((one.kv_cells_running / one.kv_cells for one in stats if one.kv_cells), default=0.0)
+    yield GaugeMetricFamily(_WHOLE_SERVER + "requests_waiting", "Requests that wait for a slot or for a load", waiting)
+    yield GaugeMetricFamily(_WHOLE_SERVER + "requests_running", "Requests with a slot", total.n_processing)
+    fullest = max((each.kv_cells_running / each.kv_cells for each in stats if each.kv_cells), default=0.0)
     yield GaugeMetricFamily(
-        _ALL + "kv_cache_usage_ratio",
+        _WHOLE_SERVER + "kv_cache_usage_ratio",
         "Share of the KV cells that running requests hold, 0 to 1, of the fullest model",
         fullest,
     )
     info = GaugeMetricFamily(
-        _ALL + "cache_config_info",
+        _WHOLE_SERVER + "cache_config_info",
         "1; `block_size` in tokens, and the blocks of all loaded models",
         labels=["block_size", "num_gpu_blocks"],
     )
     info.add_metric([str(BLOCK), str(total.kv_cells // BLOCK)], 1)
     yield info
-    n_adapters = sum(len(one.generator.adapters) for one in loaded if one.generator is not None)
+    n_adapters = sum(len(model.generator.adapters) for model in loaded if model.generator is not None)
     lora = GaugeMetricFamily(
-        _ALL + "lora_requests_info",
+        _WHOLE_SERVER + "lora_requests_info",
         "Comma-separated LoRA adapters of running and of waiting requests; the value is the unix time of the reading",
         labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
     )
     if n_adapters:
-        names = (",".join(sorted(one)) for one in (total.adapters_running, total.adapters_waiting))
+        names = (",".join(sorted(each)) for each in (total.adapters_running, total.adapters_waiting))
         lora.add_metric([str(n_adapters), *names], time.time())
     yield lora

@@ -1,4 +1,4 @@
-"""One application's metrics: its own registry, nothing global."""
+"""The metrics of one application, in a registry of its own."""
 
 import asyncio
 import platform
@@ -31,7 +31,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # ``_created`` serie
 _TYPES_OF_MAX = tuple(
     (f"# TYPE {name} gauge\n".encode(), f"# TYPE {name} counter\n".encode()) for name in MAX_TOKENS_NAMES
 )
-"""llama-server calls the peak a counter; prometheus_client would name a counter ``..._total``, as OpenMetrics must."""
+"""llama-server exports the peak as a counter. prometheus_client would add ``_total`` to its name, as in OpenMetrics."""
 
 _WHOLE = re.compile(rb"^([^#\n].*)\.0$", re.MULTILINE)
 """llama-server writes integers without a decimal point; clients that parse a counter with ``int()`` depend on it."""
@@ -74,7 +74,7 @@ class Metrics:
         """`spent` returns the tokens of each key of today and of this month (UTC). `gpus`: see `metrics.gpu`."""
         self.started_at = time.time()  # unix seconds
         self._states, self._spent = states, spent
-        self._load_begun: dict[str, float] = {}
+        self._load_started: dict[str, float] = {}
         self.ledger = Ledger()
         self._windows = Windows()
         self._registry = CollectorRegistry(auto_describe=False)
@@ -104,28 +104,28 @@ class Metrics:
             registry=self._registry,
         )
         versions = ["version", "llama_cpp_python", "python"]
-        built = Gauge("llamapool_build_info", "1, with the versions as labels", versions, registry=self._registry)
-        built.labels(__version__, metadata.version("llama-cpp-python"), platform.python_version()).set(1)
+        build_info = Gauge("llamapool_build_info", "1, with the versions as labels", versions, registry=self._registry)
+        build_info.labels(__version__, metadata.version("llama-cpp-python"), platform.python_version()).set(1)
 
     def _count(self, name: str, *labels: str, n: float = 1) -> None:
         self._counters[name].labels(*labels).inc(n)
 
     def observe(self, states: Iterable[ModelState]) -> None:
-        """Follow the pool: call it on each change of a model's status."""
+        """Update the ledger. Call it on each change of a model's status."""
         self.ledger.note({state.spec.id: state.loaded for state in states})
 
     def status_changed(self, event: StatusChanged) -> None:
-        """Count loads, and their time."""
+        """Count loads and measure their time."""
         if event.status is Status.LOADING:
-            self._load_begun[event.model] = time.monotonic()
+            self._load_started[event.model] = time.monotonic()
             return
-        begun = self._load_begun.pop(event.model, None)
-        if begun is None:
+        started = self._load_started.pop(event.model, None)
+        if started is None:
             return
         results = {Status.READY: "ready", Status.FAILED: "failed"}
         self._count("model_loads", event.model, results.get(event.status, "cancelled"))
         if event.status is Status.READY:
-            self._load_seconds.labels(event.model).observe(time.monotonic() - begun)
+            self._load_seconds.labels(event.model).observe(time.monotonic() - started)
 
     def ended(self, record: Record) -> None:
         self._count("http_requests", record.route, record.method, str(record.status))
@@ -143,7 +143,7 @@ class Metrics:
                 self._count("key_tokens", key, kind, n=n)
 
     async def watch_loop(self) -> None:
-        """Measure the event loop's lag. Endless."""
+        """Measure the event loop's lag until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + LAG_INTERVAL_S
@@ -153,7 +153,7 @@ class Metrics:
     def render(self, accept: str, model: str = "") -> tuple[bytes, str]:
         """Return the text and its content type: Prometheus text, or OpenMetrics if `accept` requests it.
 
-        With a `model` id, return only its metrics without a label: exactly llama-server's text.
+        With a `model` id, return only the metrics of that model, without labels, in llama-server's format.
         """
         self.observe(self._states())
         self._budget_of_key.clear()  # of keys without usage this month
@@ -162,9 +162,7 @@ class Metrics:
                 if key:
                     self._budget_of_key.labels(key, period).set(n_tokens)
         encode, content_type = choose_encoder(accept)
-        if isinstance(
-            encode, partial
-        ):  # it would write llamacpp_ for llamacpp:, though each format has colons in names
+        if isinstance(encode, partial):  # its default would replace the colon in llamacpp:
             encode = partial(encode, escaping=ALLOWUTF8)
         registry = self._registry
         if model:

@@ -54,7 +54,7 @@ class GpuCollector(Collector):
             await asyncio.sleep(INTERVAL_S)
 
     def read(self) -> Reading:
-        """Return the values of all GPUs; a value that a GPU does not have is left out. Blocking."""
+        """Return the values of all GPUs, without the values that a GPU does not report. Blocking."""
         nvml = self._nvml
         found: Reading = {}
         reads: dict[str, Callable[[Any], float]] = {
@@ -71,7 +71,7 @@ class GpuCollector(Collector):
             for gauge, read in reads.items():
                 try:
                     found.setdefault(gauge, []).append(([str(index)], float(read(gpu))))
-                except nvml.NVMLError as error:  # for example no power sensor, or a GPU that has fallen off the bus
+                except nvml.NVMLError as error:  # e.g. no power sensor, or the GPU has fallen off the bus
                     logger.debug("GPU %d: no %s: %s", index, gauge, error)
         return found
 
@@ -79,7 +79,7 @@ class GpuCollector(Collector):
 def gpu_collector() -> GpuCollector | None:
     """Return the collector of this machine's GPUs; None without the package or the driver."""
     try:
-        pynvml: Any = importlib.import_module("pynvml")  # it has no types
+        pynvml: Any = importlib.import_module("pynvml")  # without type stubs
     except ImportError:
         return None
     try:

@@ -1,3 +1,1 @@
-"""Results of requests as plain values for logs, metrics and traces. `kv_events` publishes the cache contents to
-routers.
-"""
+"""Results of requests as plain values for logs, metrics and traces; `kv_events` publishes cached blocks to routers."""

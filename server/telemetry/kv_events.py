@@ -1,12 +1,11 @@
-"""Publishes the KV blocks that the loaded models have cached, for routers. Needs the extra ``llamapool[events]``.
+"""Publishes the cached KV blocks of the loaded models to routers. Needs the extra ``llamapool[events]``.
 
 Events go over ZMQ in the format of vLLM (vllm/distributed/kv_events.py), which llm-d's router reads (pkg/kvevents:
 zmq_subscriber.go, engineadapter/vllm_adapter.go).
 
 A message has three frames: the topic ``kv@POD@MODEL``, the sequence number (8 bytes, big-endian), and in msgpack
-``[unix time, [event, ...]]``. An event is an array that starts with its name. A subscriber that missed messages
-requests them from the replay address by the first sequence number. It receives them one by one, then one with an
-empty last frame.
+``[unix time, [event, ...]]``. An event is an array that starts with its name. A subscriber that missed messages sends
+the first sequence number to the replay address. It receives the messages one by one, then one with an empty last frame.
 """
 
 import asyncio
@@ -25,9 +24,9 @@ from server.errors import ConfigError, Unavailable
 from server.pool.block_events import BlockReport, BlocksRemoved, BlocksStored
 from server.pool.state import ModelState
 
-EVERY_S = 0.2
+INTERVAL_S = 0.2
 Change = BlocksStored | BlocksRemoved
-KEPT = 10_000
+MAX_REPLAYED = 10_000
 """Number of messages that can be replayed."""
 _HWM = 100_000
 _END = (-1).to_bytes(8, "big", signed=True)
@@ -38,9 +37,9 @@ def _frames(topic: bytes, number: int, payload: bytes) -> list[bytes]:
     return [topic, number.to_bytes(8, "big"), payload]
 
 
-def written(change: Change) -> list[object]:
-    """Return an event as an array: name, hashes, hash before them, tokens, tokens of a block, LoRA's id, where, LoRA's
-    name, extra keys of each block.
+def event_array(change: Change) -> list[object]:
+    """Return an event as an array: name, hashes, parent hash, tokens, tokens per block, LoRA id, medium, LoRA name, and
+    extra keys of each block.
     """
     if isinstance(change, BlocksRemoved):
         return ["BlockRemoved", list(change.hashes), change.medium]
@@ -59,18 +58,18 @@ class _Published:
     hashes: dict[str, set[int]] = field(default_factory=dict)  # by medium
 
     def follow(self, report: BlockReport | None) -> list[Change]:
-        """Return the events to publish. None: the model has no cache any more."""
+        """Return the events to publish. `report` None: the model is unloaded."""
         changes: list[Change] = []
         epoch = "" if report is None else report.epoch
         if epoch != self.epoch:
-            changes += [BlocksRemoved(tuple(sorted(held)), medium) for medium, held in self.hashes.items() if held]
+            changes += [BlocksRemoved(tuple(sorted(old)), medium) for medium, old in self.hashes.items() if old]
             self.epoch, self.hashes = epoch, {}
         for change in () if report is None else report.changes:
-            held = self.hashes.setdefault(change.medium, set())
+            hashes = self.hashes.setdefault(change.medium, set())
             if isinstance(change, BlocksStored):
-                held.update(change.hashes)
+                hashes.update(change.hashes)
             else:
-                held.difference_update(change.hashes)
+                hashes.difference_update(change.hashes)
             changes.append(change)
         return changes
 
@@ -78,19 +77,19 @@ class _Published:
 class KvEvents:
     """Publishes under the name `pod`, by default the host name. Used on the event loop.
 
-    `endpoint`: ``tcp://*:5557`` is listened at, ``tcp://host:5557`` connected to, as in vLLM; `replay` is listened at,
-    "" = no replay.
+    As in vLLM, an `endpoint` like ``tcp://*:5557`` is bound, and one like ``tcp://host:5557`` is connected to. `replay`
+    is bound; "" = no replay.
     """
 
     def __init__(self, endpoint: str, replay: str = "", pod: str = "") -> None:
         self._endpoint, self._replay = endpoint, replay
         self._pod = pod or socket.gethostname()
         self._n = 0
-        self._kept: deque[tuple[bytes, int, bytes]] = deque(maxlen=KEPT)
+        self._recent: deque[tuple[bytes, int, bytes]] = deque(maxlen=MAX_REPLAYED)
         self.addresses: list[str] = []  # the bound addresses, with the actual port if any port was requested
 
     async def follow(self, states: Callable[[], Sequence[ModelState]]) -> None:
-        """Publish until cancelled. Raises ConfigError where an address can't be had."""
+        """Publish until cancelled. Raises ConfigError if an address cannot be bound."""
         context = zmq.asyncio.Context()
         try:
             events, requests = self._sockets(context)
@@ -110,8 +109,8 @@ class KvEvents:
                         await self._send(events, model, [CLEARED])
                     changes = published[model].follow(await _report(state))
                     if changes:
-                        await self._send(events, model, [written(change) for change in changes])
-                await asyncio.sleep(EVERY_S)
+                        await self._send(events, model, [event_array(change) for change in changes])
+                await asyncio.sleep(INTERVAL_S)
         finally:
             for model in published:
                 await self._send(events, model, [CLEARED])
@@ -122,7 +121,7 @@ class KvEvents:
                 context.destroy(linger=100)  # milliseconds, for unsent messages
 
     def _sockets(self, context: zmq.asyncio.Context) -> tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]:
-        """Return the socket of events, and that of replay requests."""
+        """Return the socket for events, and the one for replay requests."""
         events, requests = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
         events.set_hwm(_HWM)
         events.linger = requests.linger = 0
@@ -138,17 +137,17 @@ class KvEvents:
         topic = f"kv@{self._pod}@{model}".encode()
         message = (topic, self._n, msgpack.packb([time.time(), changes]))  # type: ignore[no-untyped-call]
         self._n += 1
-        self._kept.append(message)
+        self._recent.append(message)
         await events.send_multipart(_frames(*message))
 
     async def _answer(self, requests: zmq.asyncio.Socket) -> None:
-        """Answer replay requests. Endless."""
+        """Answer replay requests until cancelled."""
         while True:
             frames = await requests.recv_multipart()
             if len(frames) != 3 or len(frames[2]) != 8:
                 continue
             subscriber, delimiter, first = frames[0], frames[1], int.from_bytes(frames[2], "big")
-            for message in list(self._kept):
+            for message in list(self._recent):
                 if message[1] >= first:
                     await requests.send_multipart([subscriber, delimiter, *_frames(*message)])
             await requests.send_multipart([subscriber, delimiter, b"", _END, b""])
@@ -159,5 +158,5 @@ async def _report(state: ModelState) -> BlockReport | None:
         return None
     try:
         return await state.loaded.generator.block_changes()
-    except Unavailable:  # its process is being started again
+    except Unavailable:  # the model's process is restarting
         return None

@@ -1,5 +1,5 @@
-"""One HTTP request and its usage, for the log, metrics and traces. Everything is computed after the request ends; until
-then it only sets attributes.
+"""One HTTP request and its usage, for the log, metrics and traces. While the request runs, only attributes are set;
+everything is computed after its end.
 """
 
 import re
@@ -13,10 +13,10 @@ from server.engine.request import Finished, Started, State
 RECORD = "llamapool.record"
 """A key in the ASGI scope of a request: its `Record`."""
 REQUEST_ID: ContextVar[str] = ContextVar("request", default="")
-"""The id of the request that the current task serves; log lines have it."""
+"""The id of the request that the current task serves, for log lines."""
 STAGES = ("load", "prepare", "queue", "placement", "prefill", "decode")
-"""Parts of a request's time, whose seconds `ModelUse` has, in the order in which they begin."""
-_WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+"""Parts of a request's time in the order of their starts. `ModelUse` has their seconds."""
+_WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 @dataclass(slots=True)
@@ -32,21 +32,21 @@ class ModelUse:
     n_predicted: int = 0
     n_draft: int = 0  # draft tokens
     n_draft_accepted: int = 0
-    source: str = ""  # where the cached tokens of the last prompt came from
-    recompute: str = ""  # why its other tokens were prefilled
+    source: str = ""  # source of the last prompt's cached tokens
+    recompute: str = ""  # reason why its other tokens were prefilled
     slots: list[int] = field(default_factory=list)
-    began_at: float = 0.0  # time of the model lookup, `time.perf_counter`, like the next
-    submitted_at: float = 0.0  # when the engine got it; 0 = never
-    load_s: float = 0.0  # until the model was there
-    prepare_s: float = 0.0  # that template, tokens, grammar and media took
-    queue_s: float = 0.0  # until there was a slot
-    placement_s: float = 0.0  # seconds to restore its cells from a cached prefix
+    began_at: float = 0.0  # time of the model lookup (`time.perf_counter`, like the next)
+    submitted_at: float = 0.0  # time of the submission to the engine; 0 = not submitted
+    load_s: float = 0.0  # wait for the model
+    prepare_s: float = 0.0  # template, tokenization, grammar and media
+    queue_s: float = 0.0  # wait for a slot
+    placement_s: float = 0.0  # restoring its cells from a cached prefix
     prefill_s: float = 0.0
     decode_s: float = 0.0
     reasons: list[str] = field(default_factory=list)
-    n_open: int = 0  # choices that have not ended
-    decoding_since: float = 0.0  # `time.perf_counter`, of the last choice that began
-    retried: bool = False  # the model's process had ended; everything else is from the second attempt
+    n_open: int = 0  # running choices
+    decoding_since: float = 0.0  # start of decode of the last choice that started (`time.perf_counter`)
+    retried: bool = False  # the model's process ended; the other values are from the second attempt
 
     def started(self, event: Started) -> None:
         """Record that the prompt of a choice is computed."""
@@ -68,7 +68,7 @@ class ModelUse:
         self.n_open -= 1
 
     def cut_off(self, reason: State) -> None:
-        """Choices that have not ended never will."""
+        """End all running choices with `reason`."""
         if self.n_open and self.decoding_since:
             self.decode_s = max(self.decode_s, time.perf_counter() - self.decoding_since)
         self.reasons += [reason] * self.n_open
@@ -77,7 +77,7 @@ class ModelUse:
 
 @dataclass(slots=True)
 class Record:
-    """One HTTP request. ``status`` 0: no reply has begun."""
+    """One HTTP request. ``status`` 0: the reply has not started."""
 
     id: str
     method: str
@@ -85,25 +85,23 @@ class Record:
     key: str = ""  # the name of its API key
     refused_key: str = ""  # the log's name for an invalid key
     polled: bool = False  # a polled endpoint such as /health
-    route: str = ""  # its path as the routes have it, which no client has made up
+    route: str = ""  # the path template of its route, which contains no text of the client
     status: int = 0
-    finished: bool = False  # the reply was sent whole
+    finished: bool = False  # the complete reply was sent
     started_at: float = field(default_factory=time.perf_counter)
-    elapsed_s: float = 0.0  # until it had ended
-    headers: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)  # that it came with
-    error: str = ""  # why it failed: `reason_of` the exception
-    subject: str = ""  # the model that an administrative request names, as the client wrote it
+    elapsed_s: float = 0.0  # until its end
+    headers: Mapping[bytes, bytes] = field(default_factory=dict, repr=False)  # of the request
+    error: str = ""  # `reason_of` the exception that ended it
+    subject: str = ""  # the model that an administrative request names, in the client's spelling
     usage: ModelUse | None = None
 
     @property
     def outcome(self) -> str:
-        """Return the state in which it ended; if it failed, why."""
+        """Return the final state, or the reason of a failure."""
         return self.error or (State.DONE if self.finished else State.CUT_OFF).value
 
     def fields(self) -> dict[str, object]:
-        """Return the fields of its log line besides method, path, status and time. None contains text that a client
-        wrote.
-        """
+        """Return the fields of its log line besides method, path, status and time, without any text of the client."""
         fields: dict[str, object] = {"request": self.id}
         if self.key or self.refused_key:
             fields["key"] = self.key or self.refused_key
@@ -127,11 +125,11 @@ class Record:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error's ``outcome``, otherwise its type as a word: ``TooLate`` is ``too_late``. An HTTP exception is
-    named by its status, ``http_404``. Never the message.
+    """Return an error's ``outcome``, otherwise its type in snake case (``too_late``), or an HTTP exception's status
+    (``http_404``). The result never contains the message.
     """
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
         return f"http_{status}"
     outcome: str = getattr(error, "outcome", "")
-    return outcome or _WORD_BEGINS.sub("_", type(error).__name__).lower()
+    return outcome or _WORD_START.sub("_", type(error).__name__).lower()

@@ -1,4 +1,4 @@
-"""Exports requests as OpenTelemetry spans when they end: an HTTP span, with a model span, with one span per stage.
+"""Exports ended requests as OpenTelemetry spans: an HTTP span with a model span, which has one span for each stage.
 
 Names and attributes follow OpenTelemetry's semantic conventions for HTTP and for generative AI (in development as of
 2026); stages and other additions are ``llamapool.*``. OpenTelemetry's own variables configure the exporter, the
@@ -25,25 +25,25 @@ from server.telemetry.record import STAGES, ModelUse, Record
 
 _NS = 1_000_000_000
 Nanoseconds = Callable[[float], int]
-WANTED = "OTEL_METRICS_EXPORTER"
-"""OpenTelemetry's variable for the metrics exporter. Nothing is sent unless it is ``otlp``: a collector of traces may
-not accept metrics, and ``GET /metrics`` has more.
+METRICS_EXPORTER = "OTEL_METRICS_EXPORTER"
+"""OpenTelemetry's variable for the metrics exporter. Metrics are sent only if it is ``otlp``, because a collector of
+traces may not accept metrics; ``GET /metrics`` has more.
 """
-_DURATIONS = [0.01 * 2**n for n in range(14)]
-_FIRST = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
-_FURTHER = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
+_DURATION_BUCKETS = [0.01 * 2**n for n in range(14)]
+_FIRST_TOKEN_BUCKETS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0]
+_FURTHER_TOKEN_BUCKETS = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5]
 
 
 def operation_of(route: str) -> str:
-    """Return the ``gen_ai.operation.name`` of a path: its words tell, with and without ``/v1``."""
-    words = {*route.strip("/").split("/")}
-    if words & {"embeddings", "embedding", "embed"}:
+    """Return the ``gen_ai.operation.name`` of a path, derived from its segments."""
+    segments = {*route.strip("/").split("/")}
+    if segments & {"embeddings", "embedding", "embed"}:
         return "embeddings"
-    return "chat" if words & {"chat", "messages", "responses"} else "text_completion"
+    return "chat" if segments & {"chat", "messages", "responses"} else "text_completion"
 
 
-def called(usage: ModelUse, operation: str) -> dict[str, AttributeValue]:
-    """Return the attributes for a request's operation and model, which spans and metrics share."""
+def model_attributes(usage: ModelUse, operation: str) -> dict[str, AttributeValue]:
+    """Return the attributes for operation and model that spans and metrics share."""
     return {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "llamapool",
@@ -59,24 +59,24 @@ class GenAiMetrics:
         self._provider = provider
         meter = provider.get_meter("llamapool", version)
         self._duration, self._first, self._further = (
-            meter.create_histogram(f"gen_ai.server.{name}", "s", says, explicit_bucket_boundaries_advisory=bounds)
-            for name, says, bounds in (
-                ("request.duration", "From a request's arrival to its reply's end", _DURATIONS),
-                ("time_to_first_token", "From a request's arrival to its first token", _FIRST),
-                ("time_per_output_token", "Time of each token after the first", _FURTHER),
+            meter.create_histogram(f"gen_ai.server.{name}", "s", text, explicit_bucket_boundaries_advisory=buckets)
+            for name, text, buckets in (
+                ("request.duration", "From a request's arrival to its reply's end", _DURATION_BUCKETS),
+                ("time_to_first_token", "From a request's arrival to its first token", _FIRST_TOKEN_BUCKETS),
+                ("time_per_output_token", "Time of each token after the first", _FURTHER_TOKEN_BUCKETS),
             )
         )
 
     def ended(self, record: Record, usage: ModelUse, operation: str) -> None:
-        """Count a request; the time of tokens only where nothing failed."""
-        attributes = called(usage, operation)
+        """Record a request. The token times are recorded only for requests without an error."""
+        attributes = model_attributes(usage, operation)
         if record.error:
             self._duration.record(record.elapsed_s, attributes | {"error.type": record.error})
             return
         self._duration.record(record.elapsed_s, attributes)
         if usage.decoding_since:
             self._first.record(usage.decoding_since - record.started_at, attributes)
-            n_further = usage.n_predicted / max(len(usage.reasons), 1) - 1  # of a choice
+            n_further = usage.n_predicted / max(len(usage.reasons), 1) - 1  # per choice
             if n_further > 0:
                 self._further.record(usage.decode_s / n_further, attributes)
 
@@ -85,13 +85,13 @@ class GenAiMetrics:
         self._provider.shutdown()
 
 
-def wanted_metrics(resource: Resource, version: str) -> GenAiMetrics | None:
-    """Return the OTLP metrics that OpenTelemetry's variables configure; None if they don't. Raises ConfigError."""
-    wanted = os.environ.get(WANTED, "")
-    if wanted in ("", "none"):
+def configured_metrics(resource: Resource, version: str) -> GenAiMetrics | None:
+    """Return the OTLP metrics if OpenTelemetry's variables enable them, otherwise None. Raises ConfigError."""
+    exporter = os.environ.get(METRICS_EXPORTER, "")
+    if exporter in ("", "none"):
         return None
-    if wanted != "otlp":
-        raise ConfigError(f"server.otel: {WANTED} is {wanted}; use otlp, or none and GET /metrics")
+    if exporter != "otlp":
+        raise ConfigError(f"server.otel: {METRICS_EXPORTER} is {exporter}; use otlp, or none and GET /metrics")
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
     return GenAiMetrics(MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource), version)
@@ -132,7 +132,7 @@ class Tracing:
     def _model(self, record: Record, usage: ModelUse, operation: str, inside: Context, at: Nanoseconds) -> None:
         stages = list(_stages(usage))
         start = usage.began_at or record.started_at
-        end = max([record.started_at + record.elapsed_s, *(begun + took for _, begun, took in stages)])
+        end = max([record.started_at + record.elapsed_s, *(started + seconds for _, started, seconds in stages)])
         span = self._tracer.start_span(
             f"{operation} {usage.model}", inside, attributes=_gen_ai(usage, operation), start_time=at(start)
         )
@@ -140,8 +140,8 @@ class Tracing:
             span.set_attribute("error.type", record.error)
             span.set_status(Status(StatusCode.ERROR, record.error))
         within = set_span_in_context(span)
-        for name, begun, took in stages:
-            self._tracer.start_span(name, within, start_time=at(begun)).end(at(begun + took))
+        for name, started, seconds in stages:
+            self._tracer.start_span(name, within, start_time=at(started)).end(at(started + seconds))
         span.end(at(end))
 
     def close(self) -> None:
@@ -152,9 +152,9 @@ class Tracing:
 
 
 def _clock() -> Nanoseconds:
-    """Return the function from `time.perf_counter` to unix nanoseconds."""
-    ahead = time.time() - time.perf_counter()
-    return lambda at: int((at + ahead) * _NS)
+    """Return a function that converts `time.perf_counter` values to unix nanoseconds."""
+    offset = time.time() - time.perf_counter()
+    return lambda at: int((at + offset) * _NS)
 
 
 def _http(record: Record, user_agent: str) -> dict[str, AttributeValue]:
@@ -170,7 +170,7 @@ def _http(record: Record, user_agent: str) -> dict[str, AttributeValue]:
 
 
 def _gen_ai(usage: ModelUse, operation: str) -> dict[str, AttributeValue]:
-    attributes = called(usage, operation) | {
+    attributes = model_attributes(usage, operation) | {
         "gen_ai.usage.input_tokens": usage.n_prompt,
         "gen_ai.usage.cache_read.input_tokens": usage.n_cached,
         "gen_ai.usage.output_tokens": usage.n_predicted,
@@ -185,9 +185,7 @@ def _gen_ai(usage: ModelUse, operation: str) -> dict[str, AttributeValue]:
 
 
 def _stages(usage: ModelUse) -> Iterator[tuple[str, float, float]]:
-    """Return each stage with its start (`time.perf_counter`) and duration in seconds, without the stages that the
-    request did not reach.
-    """
+    """Yield each stage that the request reached, with its start (`time.perf_counter`) and duration in seconds."""
     yield "load", usage.began_at, usage.load_s
     at = usage.submitted_at
     if not at:
@@ -196,19 +194,21 @@ def _stages(usage: ModelUse) -> Iterator[tuple[str, float, float]]:
     if not usage.decoding_since:
         return
     for name in STAGES[2:]:
-        took: float = getattr(usage, f"{name}_s")
-        yield name, at, took
-        at += took
+        seconds: float = getattr(usage, f"{name}_s")
+        yield name, at, seconds
+        at += seconds
 
 
-def exporting(version: str) -> Tracing:
+def create_tracing(version: str) -> Tracing:
     """Return the OTLP exporter that OpenTelemetry's variables configure. Raises ConfigError for another protocol.
 
     Raises ImportError if the exporter is not installed.
     """
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
     if protocol not in ("", "http/protobuf"):
-        raise ConfigError(f"server.otel: OTLP's protocol is {protocol}; use http/protobuf, which collectors take, too")
+        raise ConfigError(
+            f"server.otel: OTLP's protocol is {protocol}; use http/protobuf, which collectors accept, too"
+        )
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     known = {SERVICE_VERSION: version}
@@ -217,4 +217,4 @@ def exporting(version: str) -> Tracing:
     resource = Resource.create(known)
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return Tracing(provider, version, wanted_metrics(resource, version))
+    return Tracing(provider, version, configured_metrics(resource, version))

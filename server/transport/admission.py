@@ -1,6 +1,6 @@
-"""The one admission path of requests: caller, rates, body bytes, concurrency.
+"""Admission of requests: caller, rates, body bytes, concurrency.
 
-The middleware calls `AdmissionControl.admit`, and `Admission.release` at the end of the request, whose scope has it.
+The middleware calls `AdmissionControl.admit`, and at the end of the request `Admission.release`.
 Each refusal is an exception of `server.errors`, which `telemetry.record.reason_of` names in logs and metrics.
 
 A request that needs a model then holds a place in the `ConcurrencyLimiter` while it waits for its `Lease`
@@ -31,11 +31,11 @@ _RETRY_AFTER_S, _BODIES_RETRY_S = 1, 5
 
 
 class Admission:
-    """What was granted to one request.
+    """The admission of one request.
 
     ``caller`` is the client's `Key`, `ANYBODY` on a server without keys, or None without a valid key (few paths are
     open then). ``manages``: whether the client may see model files and decide which models stay in memory.
-    ``n_body_bytes`` of its body are held in memory.
+    ``n_body_bytes``: bytes of its body in memory.
     """
 
     __slots__ = ("_control", "_leave", "_windows", "caller", "manages", "n_body_bytes")
@@ -49,7 +49,7 @@ class Admission:
         self._windows: Windows = {}
 
     async def count(self, key: Key) -> None:
-        """Count the request among those of its key, of all replicas. Raises `RateLimited`."""
+        """Count the request against the limits of `key`. Raises `RateLimited`."""
         try:
             self._windows = await self._control.rates.enter(key)
         except RateLimited as refused:
@@ -58,7 +58,7 @@ class Admission:
         self._leave = lambda: self._control.rates.leave(key)
 
     def detach(self) -> Callable[[], None]:
-        """Return a function that ends the counting of the request and its body, which now outlive their client."""
+        """Return a function that stops counting the request and its body, which now outlive the client's connection."""
         control, n_bytes, leave = self._control, self.n_body_bytes, self._leave
         self.n_body_bytes, self._leave = 0, lambda: None
 
@@ -84,12 +84,12 @@ class Admission:
         self.n_body_bytes += n_bytes
 
     def give_back(self, n_bytes: int) -> None:
-        """Stop counting `n_bytes` of those that were taken."""
+        """Stop counting `n_bytes` that `take` counted."""
         self._control.n_body_bytes -= n_bytes
         self.n_body_bytes -= n_bytes
 
     def release(self) -> None:
-        """End the counting of the request and its body. Call it once."""
+        """Stop counting the request and its body. Call it once."""
         self._control.n_running -= 1
         self.detach()()
 
@@ -97,7 +97,7 @@ class Admission:
 class AdmissionControl:
     """Admits requests. Used on the event loop. While `draining` is set, requests are refused.
 
-    ``n_body_bytes``: of the bodies of all requests, at most ``max_body_bytes``.
+    ``n_body_bytes``: bytes of the bodies of all requests, at most ``max_body_bytes``.
     """
 
     def __init__(self, options: HttpOptions, keys: KeyStore, rates: Rates, draining: asyncio.Event) -> None:
@@ -133,13 +133,13 @@ class AdmissionControl:
                 await admission.count(caller)
 
     def _authorize(self, scope: Scope, headers: Mapping[bytes, bytes], target: Target, admission: Admission) -> None:
-        """Raise unless the key may reach the endpoint, or the server has no keys and no other site's page asks."""
+        """Raise unless the key may use the endpoint. A server without keys checks the origin (`Guard`)."""
         is_socket = scope["type"] == "websocket"
         origin = headers.get(b"origin")  # browsers open WebSockets without a preflight request
         if is_socket and origin is not None and not self._cors.allows(origin) and self._guard.is_foreign(headers):
             raise PermissionDenied("this origin may not open a WebSocket")
-        elsewhere = bool(self._admin_port) and (scope.get("server") or ("", 0))[1] != self._admin_port
-        if elsewhere and target.endpoint.is_administration:
+        is_other_port = bool(self._admin_port) and (scope.get("server") or ("", 0))[1] != self._admin_port
+        if is_other_port and target.endpoint.is_administration:
             raise NotFound("File Not Found")
         admission.caller = caller = self._keys.caller(headers)  # before the check: the log names refused keys, too
         self._keys.check(caller, target, self._open_paths)
@@ -147,7 +147,7 @@ class AdmissionControl:
             self._guard.check(target, scope, headers)
         may_manage = caller is not None and "models" in caller.scopes
         admission.manages = (
-            may_manage and not elsewhere and (self._keys.required or not self._guard.is_foreign(headers))
+            may_manage and not is_other_port and (self._keys.required or not self._guard.is_foreign(headers))
         )
 
 
@@ -193,13 +193,13 @@ class ConcurrencyLimiter:
 
 
 COMPILE_THREADS = 2
-COMPILE_WAIT_S = 20.0  # shorter than the interval of pings, so that a stream that is refused has a status
+COMPILE_WAIT_S = 20.0  # shorter than the ping interval: a refused stream can still send its status
 _COMPILE_RETRY_S = 5
 
 
 class CompileTurns:
-    """Turns to compile a grammar: at most `n` at a time, and of each client as many, so that one client can't delay
-    all others. ``threads``: where turns do their work. Used on the event loop.
+    """Limits concurrent grammar compilations to `n`. At most `n` of each client wait in the common queue, so that one
+    client cannot delay all others. ``threads`` run the compilations. Used on the event loop.
     """
 
     def __init__(self, n: int = COMPILE_THREADS, wait_s: float = COMPILE_WAIT_S) -> None:
@@ -210,7 +210,7 @@ class CompileTurns:
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncGenerator[None, None]:
-        """Wait for a turn of `client`. Raises `TooLate` after ``wait_s`` seconds."""
+        """Wait until `client` may compile. Raises `TooLate` after ``wait_s`` seconds."""
         own = self._by_client.setdefault(client, asyncio.Semaphore(self._n))
         async with AsyncExitStack() as stack:
             try:

@@ -1,4 +1,4 @@
-"""Read request bodies within limits, as one JSON object or a form. Every fault is the client's, a 4xx."""
+"""Read request bodies within limits, as JSON or as a form. All errors are the client's (4xx)."""
 
 import asyncio
 import gc
@@ -20,12 +20,12 @@ from server.transport.options import HttpOptions
 
 T = TypeVar("T")
 MAX_VALUES = 1_000_000
-"""The JSON parser holds the GIL, also in a thread: 64 MiB of ``[1],`` are 32 million objects and would stall every
-stream for half a minute. Commas and opening brackets are counted, also inside strings; no context holds a text with
-that many.
+"""The JSON parser holds the GIL even in a thread. 64 MiB of ``[1],`` are 32 million objects and would stall every
+stream for half a minute. Commas and opening brackets are counted, even in strings; no prompt that fits a context has
+so many.
 """
 _BOM = b"\xef\xbb\xbf"
-_LONG_BYTES = 1 << 14  # longer bodies are read in a thread; one of this size takes 2 ms at worst
+_LONG_BYTES = 1 << 14  # longer bodies are parsed in a thread; this size takes at most 2 ms
 _JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 
 
@@ -41,7 +41,7 @@ class BodyTimeout(InvalidRequest):
 
 
 class TooManyValues(InvalidRequest):
-    """The body holds more JSON values than the server takes apart (HTTP 413)."""
+    """The body contains more than `MAX_VALUES` JSON values (HTTP 413)."""
 
 
 class UnsupportedEncoding(InvalidRequest):
@@ -50,62 +50,62 @@ class UnsupportedEncoding(InvalidRequest):
 
 async def read_json(request: Request, *, optional: bool = False) -> dict[str, Any]:
     """Return the body as `read_as` does, and note the model that it names for the audit log."""
-    body = await read_as(request, lambda given: given, optional=optional)
+    body = await read_as(request, lambda value: value, optional=optional)
     name = body.get("model") or body.get("name")
     request.scope[RECORD].subject = short(name) if isinstance(name, str) else ""
     return body
 
 
 async def read_as(request: Request, read: Callable[[dict[str, Any]], T], *, optional: bool = False) -> T:
-    """Return `read` of the body, a JSON object regardless of its content type (as llama-server). A long body is parsed
-    and read in a thread, one at a time. If the body is `optional`, a missing one is an empty object.
+    """Return `read` of the body, parsed as a JSON object whatever its content type, as in llama-server. A long body is
+    parsed and read in a thread, one at a time. If the body is `optional`, a missing one counts as an empty object.
 
-    Raises `InvalidRequest` for anything but a JSON object in UTF-8, with the position (RFC 8259: NaN, Infinity and
-    lone surrogates are not JSON; of equal keys the last counts), and its subclasses above. Raises
-    `starlette.requests.ClientDisconnect` if the client disconnects, and what `read` raises.
+    Raises `InvalidRequest` with the position for anything but a JSON object in UTF-8, and its subclasses above.
+    According to RFC 8259, NaN, Infinity and lone surrogates are not JSON; of duplicate keys the last counts. Raises
+    `starlette.requests.ClientDisconnect` if the client disconnects, and the errors of `read`.
     """
-    return await _parsed(
-        request, lambda held: read({} if optional and not held[0].strip() else parse_object(held.pop()))
+    return await _parse_body(
+        request, lambda holder: read({} if optional and not holder[0].strip() else parse_object(holder.pop()))
     )
 
 
 async def read_later(connection: HTTPConnection, read: Callable[[], T]) -> T:
-    """Return what `read` makes of a body that is parsed already, in the thread that reads long bodies."""
+    """Return the result of `read`, which is called in the thread that reads long bodies."""
     threads: Executor = connection.app.state.services.reading
-    return await asyncio.get_running_loop().run_in_executor(threads, _undisturbed, read)
+    return await asyncio.get_running_loop().run_in_executor(threads, _without_gc, read)
 
 
 async def read_message(connection: HTTPConnection, message: bytes, read: Callable[[bytes], T]) -> T:
-    """Return `read` of a message of a WebSocket; of a long one in the thread that reads long bodies."""
+    """Return `read` of a WebSocket message. A long message is read in the thread that reads long bodies."""
     return read(message) if len(message) <= _LONG_BYTES else await read_later(connection, lambda: read(message))
 
 
 async def read_array(request: Request) -> Any:
     """Read the body like `read_json`. The caller checks that it is an array, and its items."""
-    return await _parsed(request, lambda held: parse_value(held.pop(), "a JSON array"))
+    return await _parse_body(request, lambda holder: parse_value(holder.pop(), "a JSON array"))
 
 
-async def _parsed(request: Request, parse: Callable[[list[bytes]], T]) -> T:
-    """Return what `parse` makes of the body. The body is alone in a list, so that `parse` can release its memory."""
-    held = [await read_body(request)]
-    return parse(held) if len(held[0]) <= _LONG_BYTES else await read_later(request, lambda: parse(held))
+async def _parse_body(request: Request, parse: Callable[[list[bytes]], T]) -> T:
+    """Return `parse` of a list with the body. `parse` can pop the body to release its memory."""
+    holder = [await read_body(request)]
+    return parse(holder) if len(holder[0]) <= _LONG_BYTES else await read_later(request, lambda: parse(holder))
 
 
-def _undisturbed(read: Callable[[], T]) -> T:
-    """Read without the garbage collector, which would walk the growing containers again and again, and block
+def _without_gc(read: Callable[[], T]) -> T:
+    """Call `read` without the garbage collector, which would traverse the growing containers repeatedly and block
     every thread."""
-    collects = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return read()
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
 async def read_body(request: Request) -> bytes:
-    """Return the raw body. Raises `TooManyBodies` if the bodies of all requests are above their limit, and what
-    `read_as` raises for a body that is too large or too slow."""
+    """Return the raw body. Raises `TooManyBodies` if the bodies of all requests exceed their limit, and like `read_as`
+    for a body that is too large or too slow."""
     options: HttpOptions = request.app.state.services.options
     headers, receive, admission = request.scope[RECORD].headers, request.receive, admission_of(request.scope)
     encoding = headers.get(b"content-encoding", b"").decode("latin-1")
@@ -114,19 +114,19 @@ async def read_body(request: Request) -> bytes:
     declared = headers.get(b"content-length", b"0")  # uvicorn rejects invalid ones
     if declared.isdigit() and int(declared) > options.max_body_bytes:
         raise BodyTooLarge(options.max_body_bytes)
-    body = bytearray()  # not a list of pieces: a client may send a byte at a time
+    body = bytearray()  # not a list of chunks: a client may send single bytes
     now = asyncio.get_running_loop().time
     due = now() + options.timeout_s
-    # One limit for the whole body and for each piece: two cost more than reading a short body.
+    # One timer for the whole body and for each chunk: two timers cost more than reading a short body.
     limit = asyncio.timeout_at(min(due, now() + options.idle_s))
     try:
         async with limit:
             while (message := await receive())["type"] == "http.request":
-                piece: bytes = message.get("body", b"")
-                if len(body) + len(piece) > options.max_body_bytes:
+                chunk: bytes = message.get("body", b"")
+                if len(body) + len(chunk) > options.max_body_bytes:
                     raise BodyTooLarge(options.max_body_bytes)
-                admission.take(len(piece))
-                body += piece
+                admission.take(len(chunk))
+                body += chunk
                 if not message.get("more_body", False):
                     return bytes(body)
                 limit.reschedule(min(due, now() + options.idle_s))
@@ -185,7 +185,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """``fields``: texts, of each name all; ``files``: by name the last one's bytes; ``filenames``: its file name."""
+    """A parsed form: all texts of each name, and the last file of each name with its file name."""
 
     fields: Mapping[str, list[str]]
     files: Mapping[str, bytes]
@@ -193,7 +193,7 @@ class Form:
 
 
 class _InMemoryParser(MultiPartParser):
-    """Keep files in memory, as the body is already: a container may have no writable folder for temporary files."""
+    """Keep files in memory, like the body: a container may have no writable folder for temporary files."""
 
     spool_max_size = 0  # SpooledTemporaryFile: never write to disk
 
@@ -208,11 +208,11 @@ async def read_form(request: Request) -> Form:
 
 async def _form(headers: Headers, body: bytes) -> Form:
     boundary = parse_options_header(headers["content-type"])[1].get(b"boundary", b"")
-    if body.count(b"--" + boundary) > 2 * _MAX_PARTS + 1:  # the parser is slow at each, even inside a file
+    if body.count(b"--" + boundary) > 2 * _MAX_PARTS + 1:  # the parser is slow at each boundary, even inside a file
         raise InvalidRequest(f"the form has more than {2 * _MAX_PARTS} parts")
 
     async def chunks() -> AsyncGenerator[bytes, None]:
-        for start in range(0, len(body), _CHUNK_BYTES):  # the parser holds two copies of what it is given at once
+        for start in range(0, len(body), _CHUNK_BYTES):  # the parser keeps two copies of each chunk
             yield body[start : start + _CHUNK_BYTES]
 
     parser = _InMemoryParser(

@@ -2,16 +2,16 @@
 
 `CorsPolicy` chooses the CORS headers of a reply (llama.cpp tools/server/server-http.cpp, pre-routing handler).
 
-`Guard` protects a server without keys from pages that use a visitor's browser. llama-server answers pages of any site,
-and its clients rely on that, so pages may generate (unless ``closed``). Endpoints that change the server refuse
+`Guard` protects a server without keys from pages that use a visitor's browser. Clients of llama-server rely on its
+answers to pages of any site, so pages may generate (unless ``closed``). Endpoints that change the server refuse
 requests from other sites' pages, and bodies that a page can send without a preflight request (text/plain, forms).
-A page that uses DNS rebinding is recognized by its ``Host`` header: a loopback address refuses it entirely, another
-address treats it as any page. Requests with a key are not checked, since other sites' pages have no key.
+A page that uses DNS rebinding is recognized by its ``Host`` header. It is refused entirely on a loopback address, and
+treated like any page on another address. Requests with a key are not checked: other sites' pages have no key.
 
-Starlette's `CORSMiddleware` passes an OPTIONS without ``Access-Control-Request-Method`` on, which becomes a 401 or 405,
-answers another origin's with 400, and repeats requested headers where llama-server says ``*``
-(`test_a_preflight_is_answered_without_a_key`). Its `TrustedHostMiddleware` would refuse every IP address that is not
-listed, and check servers that are not on a loopback address (`tests/unit/transport/test_dns_rebinding.py`).
+Starlette's `CORSMiddleware` is not used. OPTIONS without ``Access-Control-Request-Method`` would become a 401 or 405,
+one of another origin a 400, and requested headers would be repeated where llama-server sends ``*``
+(`test_preflight_needs_no_key`). Its `TrustedHostMiddleware` would refuse every unlisted IP address, and check servers
+that are not on a loopback address (`tests/unit/transport/test_dns_rebinding.py`).
 """
 
 import functools
@@ -49,7 +49,7 @@ class CorsPolicy:
         self._credentials = self._preflight[:1] if options.cors_credentials else []
 
     def headers(self, origin: bytes | None) -> ReplyHeaders:
-        """Return the headers for a request with that Origin; none without an Origin, or for one that is not allowed.
+        """Return the headers for a request with `origin`; none without an origin or for a forbidden one.
 
         With credentials and "*" the origin is echoed, since browsers refuse "*" together with credentials.
         """
@@ -65,7 +65,7 @@ class CorsPolicy:
         return [*allowed, *self._preflight]
 
     def allows(self, origin: bytes) -> bool:
-        """Return whether pages of that origin may read replies."""
+        """Return whether pages of `origin` may read replies."""
         if self._any:
             return True
         text = origin.decode("latin-1")
@@ -87,7 +87,7 @@ class Guard:
     """Checks requests before their bodies are read."""
 
     def __init__(self, options: HttpOptions, origins: Collection[str]) -> None:
-        """`origins`: those whose pages may do what this server's own may."""
+        """`origins`: origins whose pages have the rights of this server's own pages."""
         self._closed = options.closed
         self._hosts = frozenset(options.allowed_hosts)
         self._origins = origins
@@ -106,32 +106,32 @@ class Guard:
                 f"this server does not answer to the name {host[:80]!r}; list it in --allowed-hosts, or use a key"
             )
         if target.endpoint is UNKNOWN:
-            return  # nothing answers there
+            return  # no endpoint
         if (self._closed and not target.is_page) or target.endpoint.changes_server:
             self._check_change(target, scope, headers)
 
     def _check_change(self, target: Target, scope: "Scope", headers: RequestHeaders) -> None:
-        """Check a request that changes the server. Raises as `check`."""
-        if self.is_foreign(headers) or (target.method == "GET" and not self._closed and _hides_its_page(headers)):
+        """Check a request that changes the server. Raises like `check`."""
+        if self.is_foreign(headers) or (target.method == "GET" and not self._closed and _hides_its_origin(headers)):
             raise PermissionDenied(
                 "pages of other sites may not do this without an API key; see --cors-origins, and --allowed-hosts for "
                 "names of this server"
             )
-        if target.method == "POST" and not (_is_json(headers) or _was_asked_about(target.path, headers)):
+        if target.method == "POST" and not (_is_json(headers) or _needs_preflight(target.path, headers)):
             raise NotJson("send the body as Content-Type: application/json, or an API key with it")
-        if target.endpoint.is_of_this_machine and not _is_local_client(scope, headers):
+        if target.endpoint.is_local_only and not _is_local_client(scope, headers):
             raise PermissionDenied("this is for clients of the server's own machine; others need an API key")
 
     def is_foreign(self, headers: RequestHeaders) -> bool:
-        """Return whether a page sent the request that is neither this server's, nor this machine's, nor listed.
+        """Return whether the request comes from a page of another origin: not this server's, not loopback, not listed.
 
-        A page under a name that an attacker may own is not this server's, even if this server delivered it.
+        A page under a host name that an attacker may own is foreign, even if this server delivered it.
         """
         host = headers.get(b"host", b"").decode("latin-1").lower()
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin:
-            own = origin.partition("://")[2].lower() == host and not is_foreign_host(host, self._hosts)
-            return not (own or is_local(host_of(origin)) or origin in self._origins)
+            is_own = origin.partition("://")[2].lower() == host and not is_foreign_host(host, self._hosts)
+            return not (is_own or is_local(host_of(origin)) or origin in self._origins)
         site = headers.get(b"sec-fetch-site")
         return site in (b"cross-site", b"same-site") or (site == b"same-origin" and is_foreign_host(host, self._hosts))
 
@@ -139,22 +139,22 @@ class Guard:
 def _is_local_client(scope: "Scope", headers: RequestHeaders) -> bool:
     """Return whether the client runs on this machine.
 
-    False for every forwarded request: the address in its header is unverified, and uvicorn trusts it from any peer in
+    False for every forwarded request: the address in its header is not verified, and uvicorn trusts it from any peer in
     FORWARDED_ALLOW_IPS.
     """
     is_forwarded = any(name in _FORWARDED or name.startswith(b"x-forwarded-") for name in headers)
     return not is_forwarded and is_local((scope.get("client") or ("127.0.0.1",))[0])
 
 
-def _hides_its_page(headers: RequestHeaders) -> bool:
-    """Return whether a browser sent the request without naming the page that caused it.
+def _hides_its_origin(headers: RequestHeaders) -> bool:
+    """Return whether a browser sent the request without a header that tells where the page is from.
 
     Browsers send ``Sec-Fetch-Site`` with a GET only to loopback addresses and over TLS; pages can suppress ``Referer``.
     """
     return headers.get(b"user-agent", b"").startswith(b"Mozilla/") and b"sec-fetch-site" not in headers
 
 
-def _was_asked_about(path: str, headers: RequestHeaders) -> bool:
+def _needs_preflight(path: str, headers: RequestHeaders) -> bool:
     """Return whether a browser must send a preflight request before this one, because of its custom headers.
 
     llama.cpp's web UI adds the prefix to every header that ``/cors-proxy`` forwards, including the content type.
@@ -184,7 +184,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def is_local(address: str) -> bool:
-    """Return whether an address or a name is a loopback one."""
+    """Return whether an address or a name is loopback."""
     parsed = _address(address)
     if parsed is None:
         return address == "localhost" or address.endswith(".localhost")
@@ -201,7 +201,7 @@ def is_foreign_host(host: str, allowed: Collection[str]) -> bool:
     """Return whether a ``Host`` header may be an attacker's name whose DNS entry points here (DNS rebinding).
 
     False for an address, a name without a dot, a name that public DNS never assigns, this machine's own name, and the
-    names in `allowed`: ``*.example.com`` matches all names below it, ``*`` any name. True for text that is no name.
+    names in `allowed`: ``*.example.com`` matches all subdomains, ``*`` any name. True for text that is not a name.
     """
     if not host:
         return False
@@ -209,5 +209,5 @@ def is_foreign_host(host: str, allowed: Collection[str]) -> bool:
     name = (found["address"] or found["name"]).lower().rstrip(".") if found else ""
     if name and ("." not in name or name.endswith(_PRIVATE_ENDINGS) or _address(name)):
         return False
-    is_below = any(name.endswith(one[1:]) for one in allowed if one.startswith("*."))
-    return not (name == socket.gethostname().lower() or "*" in allowed or name in allowed or is_below)
+    is_subdomain = any(name.endswith(pattern[1:]) for pattern in allowed if pattern.startswith("*."))
+    return not (name == socket.gethostname().lower() or "*" in allowed or name in allowed or is_subdomain)

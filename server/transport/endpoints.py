@@ -1,8 +1,8 @@
 """Resolve a request to an endpoint, and say which key scope each endpoint needs.
 
 `ENDPOINTS` is the only table of endpoints. Key scopes, the administration port, cross-origin checks and key limits read
-it. A path that is missing is `UNKNOWN`: it needs a key with every scope, and then nothing answers it. So a forgotten
-endpoint is closed, and no spelling of a path means an endpoint besides its own.
+it. A missing path is `UNKNOWN`: it needs a key with every scope, and is then answered with 404. So a forgotten endpoint
+is closed, and no variant of a path reaches another endpoint.
 
 `Resolver` removes the mount point, root path and API prefix from a path, once, in the middleware. All later code reads
 the `Target`, and the router gets the target's path. Nothing else may read ``scope["path"]`` or ``request.url``
@@ -22,7 +22,7 @@ SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 Need = KeyScope | Literal["nothing", "any key", "every scope"]
 
 _NEEDS: Final[dict[Need, dict[str, str]]] = {
-    "nothing": {  # a load balancer and a kubelet have no key, nor has a browser for a page's files
+    "nothing": {  # load balancers, kubelets and browsers that load the web UI send no key
         "GET": "/ /health /v1/health /livez /readyz /openapi.json /docs"
         " /docs/swagger-ui-bundle.js /docs/swagger-ui.css /docs/favicon-32x32.png",
     },
@@ -62,14 +62,14 @@ _NEEDS: Final[dict[Need, dict[str, str]]] = {
         "POST": "/models /models/load /models/unload /models/pin /api/pull",
         "DELETE": "/models /api/delete",
     },
-    "props": {  # the last ones reach whatever this machine reaches, or show what other clients send
+    "props": {  # some reach every host that this machine can reach, or show other clients' data
         "GET": "/cors-proxy /page/log /page/bodies",
         "POST": "/props /cors-proxy /tools /page/bench",
     },
     "metrics": {"GET": "/metrics /page/live"},
 }
-_STEERING = frozenset({"/v1/chat/completions/control", "/v1/streams/lookup"})
-_OF_THIS_MACHINE = frozenset(
+_CONTROL = frozenset({"/v1/chat/completions/control", "/v1/streams/lookup"})
+_LOCAL_ONLY = frozenset(
     {
         *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
         *(("POST", "/tools"), ("POST", "/page/bench"), ("GET", "/page/log"), ("GET", "/page/bodies")),
@@ -79,7 +79,7 @@ _OF_THIS_MACHINE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of one path, as the routes have it: ``/v1/models/{model_id:path}``."""
+    """One method of one path as in the routes, such as ``/v1/models/{model_id:path}``."""
 
     method: str
     path: str
@@ -87,13 +87,13 @@ class Endpoint:
 
     @property
     def is_work(self) -> bool:
-        """Whether the limits of a key count it. Stopping work and asking for its state stay open at the limit."""
-        steers = self.path in _STEERING or self.path.endswith("/cancel")
-        return self.method == "POST" and self.need == "infer" and not steers
+        """Whether the limits of a key count it. Requests that cancel work or query its state are never limited."""
+        is_control = self.path in _CONTROL or self.path.endswith("/cancel")
+        return self.method == "POST" and self.need == "infer" and not is_control
 
     @property
     def is_administration(self) -> bool:
-        """Whether it is for the operator rather than for users of the models."""
+        """Whether it is for operators rather than for users of the models."""
         return self.need not in ("nothing", "any key", "infer")
 
     @property
@@ -104,15 +104,15 @@ class Endpoint:
         )
 
     @property
-    def is_of_this_machine(self) -> bool:
+    def is_local_only(self) -> bool:
         """Whether it downloads or deletes model files, runs programs, or shows other clients' data."""
-        return (self.method, self.path) in _OF_THIS_MACHINE
+        return (self.method, self.path) in _LOCAL_ONLY
 
 
 UNKNOWN = Endpoint("", "", "every scope")
 """The endpoint of paths that are not in the table."""
 PAGE_FILE = Endpoint("GET", "/{file}", "nothing")
-"""A file of the web UI, at whatever path."""
+"""A file of the web UI, at any path."""
 ENDPOINTS = tuple(
     Endpoint(method, path, need)
     for need, by_method in _NEEDS.items()
@@ -129,16 +129,16 @@ _PATTERNS = [(each.method, compile_path(each.path)[0], each) for each in ENDPOIN
 
 
 def endpoint_of(method: str, path: str, query: bytes = b"") -> Endpoint:
-    """Return the endpoint that serves `path`, compared letter by letter as the router does; `UNKNOWN` if none does.
+    """Return the endpoint that serves `path`, compared exactly as in the router; `UNKNOWN` if there is none.
 
-    A path without parameters is not also one with them: ``/v1/responses/compact`` is no stored response.
+    A path without parameters never matches a pattern: ``/v1/responses/compact`` is not a stored response.
     """
     method = "GET" if method == "HEAD" else method
     fixed = _FIXED.get((method, path))
     if fixed is None:
         if path in _FIXED_PATHS:
             return UNKNOWN
-        return next((each for of, pattern, each in _PATTERNS if of == method and pattern.fullmatch(path)), UNKNOWN)
+        return next((each for verb, pattern, each in _PATTERNS if verb == method and pattern.fullmatch(path)), UNKNOWN)
     if method == "GET" and path in _RELOADS and b"reload" in unquote_to_bytes(query):
         return _RELOADS[path]
     return fixed
@@ -150,20 +150,20 @@ def methods_of(path: str) -> list[str]:
 
 TARGET = "llamapool.target"
 """A key in the ASGI scope of a request: its `Target`."""
-_OF_A_MOUNT = (
+_MOUNT_KEYS = (
     *("root_path", "app_root_path", "raw_path", "route", "router", "endpoint", "path_params"),
     "starlette.exception_handlers",
 )
-"""Keys of a scope that speak of the application around this one, or of the path as it was received."""
+"""Keys of a scope that describe the outer application or the received path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one request asks for.
+    """The path and endpoint of one request.
 
-    ``received`` is the whole path, for logs only. ``path`` is what the endpoints are compared with; it is "" outside
-    the API prefix, and for the prefix without a slash (``is_bare``). ``base`` is what a client of this port writes
-    before ``path``. ``endpoint`` is the one that answers, or `UNKNOWN`.
+    ``received`` is the whole path, for logs only. ``path`` is the part that endpoints are compared with. It is ""
+    outside the API prefix, and for the prefix without a slash (``is_bare``). ``base`` is the part before ``path`` in
+    URLs of this port. ``endpoint`` may be `UNKNOWN`.
     """
 
     received: str
@@ -175,17 +175,17 @@ class Target:
 
     @property
     def is_page(self) -> bool:
-        """Whether it is a file of the web UI, or leads to it. No key is needed for these."""
+        """Whether it is a file of the web UI, or redirects to it. These need no key."""
         return self.endpoint is PAGE_FILE
 
     def scope(self, received: Scope) -> dict[str, Any]:
         """Return a copy of the `received` scope whose path is this target's."""
-        kept = {key: value for key, value in received.items() if key not in _OF_A_MOUNT}
-        return {**kept, "path": self.path, "root_path": "", TARGET: self}
+        copied = {key: value for key, value in received.items() if key not in _MOUNT_KEYS}
+        return {**copied, "path": self.path, "root_path": "", TARGET: self}
 
 
 class Resolver:
-    """Finds the target of requests. `prefix` is the server's API prefix, `is_page` recognizes the web UI's files.
+    """Resolves requests to targets. `prefix` is the API prefix, `is_page` recognizes the web UI's files.
 
     `aliases` maps a method and a path to the endpoint's own path, for paths that the operator chose.
     """
@@ -208,7 +208,7 @@ class Resolver:
         local = _local(received, root, self._prefix)
         path = self._aliases.get((method, local or ""), local or "")
         is_page = method == "GET" and (local == "" or (path != "" and self._is_page(path)))
-        mount = root[len(scope.get("app_root_path", root)) :]  # a server's own root path is not on the wire
+        mount = root[len(scope.get("app_root_path", root)) :]  # clients do not send the server's own root path
         return Target(
             received=received,
             method=method,

@@ -1,5 +1,5 @@
-"""Errors as replies: llama-server's ``{"error": {"code", "message", "type"}}`` with its statuses and types
-(llama.cpp tools/server/server-common.cpp, format_error_response), or the body of the API that a path belongs to."""
+"""Errors as replies, in the format of the path's API or in llama-server's: ``{"error": {"code", "message", "type"}}``
+with its statuses and types (llama.cpp tools/server/server-common.cpp, format_error_response)."""
 
 import logging
 from collections.abc import Mapping
@@ -35,9 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Kind(NamedTuple):
-    """The status and llama-server's ``type`` of a class of errors, and the rest of its row in docs/errors.md. ``cause``
-    "": it has no row of its own.
-    """
+    """Status and llama-server's ``type`` of a class of errors, and its row in docs/errors.md; no ``cause`` = no row."""
 
     error: type[LlamapoolError]
     status: int
@@ -118,7 +116,7 @@ KINDS = (  # the first that matches counts
 _HTTP_TYPES = {404: "not_found_error", 401: "authentication_error", 403: "permission_error"}
 
 EXPECTED = (LlamapoolError, RecursionError, HTTPException)
-"""Errors that endpoints raise to be answered; any other one is a fault of ours."""
+"""Errors that endpoints raise on purpose; any other error is a bug."""
 
 ErrorReply = tuple[int, dict[str, Any], dict[str, str]]
 
@@ -166,7 +164,7 @@ def _known(error: LlamapoolError) -> ErrorReply:
     if isinstance(error, AuthenticationFailed):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, NotSupported):
-        headers["X-Should-Retry"] = "false"  # OpenAI's and Anthropic's clients would ask again, as after any 5xx
+        headers["X-Should-Retry"] = "false"  # otherwise OpenAI's and Anthropic's clients retry, as after any 5xx
     if isinstance(error, BodyTooLarge | BodyTimeout | TooManyBodies):
         headers["Connection"] = "close"  # the rest of the body is not read
     if isinstance(error, Unavailable) and error.retry_after_s:
@@ -175,7 +173,7 @@ def _known(error: LlamapoolError) -> ErrorReply:
 
 
 def _http(error: HTTPException) -> ErrorReply:
-    """Starlette's own: unknown paths (llama-server's words), wrong methods."""
+    """Convert Starlette's errors: unknown paths, with llama-server's text, and wrong methods."""
     status = error.status_code
     type_ = _HTTP_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     message = "File Not Found" if status == 404 else str(error.detail)
@@ -186,5 +184,5 @@ JSON_TYPE = "application/json; charset=utf-8"
 
 
 def json_reply(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """`value` as a whole reply, with llama-server's content type."""
+    """Return `value` as a JSON reply with llama-server's content type."""
     return Response(orjson.dumps(value), status_code=status, headers=headers, media_type=JSON_TYPE)

@@ -1,8 +1,8 @@
-"""The proxy for a UI's MCP clients: llama-server's ``--ui-mcp-proxy`` (tools/server/server-cors-proxy.h). Off by
-default, because it reaches whatever this machine reaches.
+"""The proxy for the MCP clients of web UIs: llama-server's ``--ui-mcp-proxy`` (tools/server/server-cors-proxy.h). Off
+by default, because clients reach every host through it that this machine can reach.
 
-Only headers with a prefix are forwarded, without the prefix, so no key or cookie of this server leaks. Replies
-cannot act as pages of this server: browsers do not sniff their type or run their scripts.
+Only headers with a prefix are forwarded, without the prefix, so no key or cookie of this server leaks. Browsers do not
+sniff the type of a reply or run its scripts, so it cannot act as a page of this server.
 """
 
 from collections.abc import AsyncGenerator
@@ -17,9 +17,9 @@ from server.errors import InvalidRequest, Unavailable
 from server.transport.options import FORWARD_PREFIX
 
 TIMEOUT_S = 600.0
-_OWN = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"accept-encoding"})
-_KEPT = frozenset({b"content-type", b"mcp-session-id", b"www-authenticate", b"cache-control"})
-_HARMLESS = {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
+_NOT_FORWARDED = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"accept-encoding"})
+_REPLY_HEADERS = frozenset({b"content-type", b"mcp-session-id", b"www-authenticate", b"cache-control"})
+_SANDBOX = {"Content-Security-Policy": "sandbox; default-src 'none'", "X-Content-Type-Options": "nosniff"}
 _TIMEOUTS = dict.fromkeys(("connect", "read", "write", "pool"), TIMEOUT_S)
 
 
@@ -28,9 +28,9 @@ async def forward(request: Request, url: str, body: bytes) -> Response:
     target, host = _target(url)
     headers = [(b"Host", host), (b"Accept-Encoding", b"identity")]
     for name, value in request.headers.raw:
-        own = name.removeprefix(FORWARD_PREFIX)
-        if own != name and own and own not in _OWN:
-            headers.append((own, value))
+        forwarded = name.removeprefix(FORWARD_PREFIX)
+        if forwarded != name and forwarded and forwarded not in _NOT_FORWARDED:
+            headers.append((forwarded, value))
     async with AsyncExitStack() as stack:
         try:
             pool = await stack.enter_async_context(httpcore2.AsyncConnectionPool())
@@ -39,13 +39,12 @@ async def forward(request: Request, url: str, body: bytes) -> Response:
             )
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException, OSError) as error:
             raise Unavailable(f"{host.decode('latin-1')} can't be reached: {type(error).__name__}") from None
-        kept = {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers if name.lower() in _KEPT
-        }
+        sent = [pair for pair in reply.headers if pair[0].lower() in _REPLY_HEADERS]
+        reply_headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in sent} | _SANDBOX
         if reply.status in (204, 304):
-            return Response(status_code=reply.status, headers={**kept, **_HARMLESS})
+            return Response(status_code=reply.status, headers=reply_headers)
         parts = _parts(reply, stack.pop_all())
-        return StreamingResponse(parts, status_code=reply.status, headers={**kept, **_HARMLESS})
+        return StreamingResponse(parts, status_code=reply.status, headers=reply_headers)
 
 
 async def _parts(reply: httpcore2.Response, stack: AsyncExitStack) -> AsyncGenerator[bytes, None]:
@@ -65,5 +64,5 @@ def _target(url: str) -> tuple[httpcore2.URL, bytes]:
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not path.isascii() or any(c <= " " for c in path):
         raise InvalidRequest("url: has characters that must be escaped", "url")
-    shown = (b"[%b]" % host if b":" in host else host) + (b":%d" % port if port else b"")
-    return httpcore2.URL(scheme=parts.scheme.encode(), host=host, port=port, target=path.encode()), shown
+    host_header = (b"[%b]" % host if b":" in host else host) + (b":%d" % port if port else b"")
+    return httpcore2.URL(scheme=parts.scheme.encode(), host=host, port=port, target=path.encode()), host_header

@@ -1,4 +1,4 @@
-"""Requests that the server makes to its own application, in the name of a client."""
+"""Requests that the server sends to its own application on behalf of a client."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -30,13 +30,13 @@ async def post(
     app: ASGIApp,
     scope: Scope,
     body: bytes,
-    gone: asyncio.Event | None = None,
+    disconnected: asyncio.Event | None = None,
     on_event: Callable[[bytes], Awaitable[None]] | None = None,
 ) -> InternalReply:
-    """Return the reply of `app` to the POST that `scope` describes, with status 0 if it never began.
+    """Return the reply of `app` to the POST that `scope` describes, with status 0 if the reply never started.
 
-    Each JSON object of an event stream goes to `on_event` instead. The client disconnects when `gone` is set, or when
-    the caller is cancelled.
+    `on_event` receives each JSON object of an event stream. The request ends when `disconnected` is set or the caller
+    is cancelled.
     """
     unread = [body]
     parts: list[bytes] = []
@@ -46,7 +46,7 @@ async def post(
     async def receive() -> Message:
         if unread:
             return {"type": "http.request", "body": unread.pop(), "more_body": False}
-        await (gone or asyncio.Event()).wait()
+        await (disconnected or asyncio.Event()).wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
@@ -63,17 +63,17 @@ async def post(
                 if data.startswith(b"{"):
                     await on_event(data)
 
-    own = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    fixed = {"type": "http", "method": "POST", "http_version": "1.1", "headers": [*scope.get("headers", ()), *own]}
+    added = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    fixed = {"type": "http", "method": "POST", "http_version": "1.1", "headers": [*scope.get("headers", ()), *added]}
     await app({**scope, **fixed}, receive, send)
     headers = {name.lower(): value for name, value in started["headers"]}
     return InternalReply(started["status"], headers, b"".join(parts))
 
 
 async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: bytes, key: Key) -> InternalReply:
-    """Return the reply of `app` to a POST of `body`, a JSON text, in the name of the client with `key`.
+    """Return the reply of `app` to a POST of `body`, a JSON text, on behalf of the client with `key`.
 
-    `state_scope` has what the server adds to every scope, such as the lifespan's state.
+    `state_scope` has the entries that the server adds to every scope, such as the lifespan's state.
     """
     scope: Scope = {
         **state_scope,
@@ -87,4 +87,4 @@ async def post_json(app: ASGIApp, state_scope: Scope, path: str, body: bytes, ke
         INTERNAL: key,
     }
     reply = await post(app, scope, body)
-    return reply if reply.status else failed(InternalError("the request got no reply"))  # the middleware has logged why
+    return reply if reply.status else failed(InternalError("the request got no reply"))  # logged by the middleware

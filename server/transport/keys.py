@@ -2,7 +2,7 @@
 
 Clients send ``Authorization: Bearer KEY`` or ``X-Api-Key: KEY`` (llama.cpp: tools/server/server-http.cpp).
 
-Read and extend the key file (``--keys-file``; docs/security.md shows one): YAML, with a hash in place of each key.
+The key file (``--keys-file``; docs/security.md shows one) is YAML with a hash in place of each key.
 """
 
 import hashlib
@@ -28,24 +28,24 @@ from server.errors import AuthenticationFailed, ConfigError, NotFound, Permissio
 from server.transport.endpoints import SCOPES, KeyScope, Target
 
 INTERNAL = "llamapool.internal"
-"""A key in the ASGI scope of a request that the server makes for a client, such as one of a batch: the client's `Key`.
+"""A key in the ASGI scope of a request that the server makes for a client, e.g. of a batch: the client's `Key`.
 
-Such a request needs no credentials. Rate limits do not count it as a request, but they count its tokens."""
+Such a request needs no credentials. Rate limits count its tokens, but not the request."""
 PREFIX = "llp-"
 MAX_BYTES = 4 << 20
 _HASH = "sha256:"
 _KEY_BYTES = 32
-_SHOWN_HEX = 8
+_NAME_HEX = 8
 _BEARER = b"bearer "
-_INVALID_KEY = "Invalid API Key"  # llama-server's words; the log says where a key belongs
+_INVALID_KEY = "Invalid API Key"  # llama-server's text; the log says which header a key belongs in
 
 
 class Key(BaseModel):
     """One key, known by its hash only: an entry of the key file, or a key without a name (`plain_key`).
 
     ``models`` are patterns of ids and aliases; no ``models`` = all. ``mcp`` are patterns of labels and hosts of MCP
-    servers; no ``mcp`` = none. Tokens are of prompts and replies; a limit of 0 is none. ``priority`` is the most urgent
-    one that its requests may have.
+    servers; no ``mcp`` = none. Token limits count prompts and replies; 0 = no limit. ``priority`` is the most urgent
+    priority that its requests may have.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,17 +66,17 @@ class Key(BaseModel):
 
     @field_validator("hash")
     @classmethod
-    def _is_of_a_key(cls, hash_: str) -> str:
+    def _check_key_is_not_empty(cls, hash_: str) -> str:
         if hash_ == hash_of(""):  # `printf "$KEY" | sha256sum` without the variable
             raise ValueError("it is the hash of an empty key")
         return hash_
 
     @cached_property
     def owner(self) -> str:
-        """The owner of its conversations, streams, caches and slot files; "" for nobody.
+        """The owner of its conversations, streams, caches and slot files; "" on a server without keys.
 
-        Keys of one name are one owner, so a key can be replaced while the old one is still valid. A key without a name
-        is an owner by itself. No name in a file is the same owner as a key without one.
+        Keys with the same name have the same owner, so a key can be replaced while the old one is still valid. Each
+        unnamed key has its own owner, which no name in a file can equal.
         """
         if not self.name:
             return ""
@@ -104,15 +104,15 @@ class Key(BaseModel):
 
     def may_use(self, model_names: Iterable[str]) -> bool:
         """Return whether it may use a model with these names (id and aliases)."""
-        return not self.models or any(fnmatchcase(name, one) for name in model_names for one in self.models)
+        return not self.models or any(fnmatchcase(name, pattern) for name in model_names for pattern in self.models)
 
     def may_call(self, name: str) -> bool:
         """Return whether its requests may use the MCP server of that label or host."""
-        return any(fnmatchcase(name, one) for one in self.mcp)
+        return any(fnmatchcase(name, pattern) for pattern in self.mcp)
 
 
 def _unnamed(name: str, hash_: str) -> Key:
-    """Return a key that may do everything and has no entry in a file."""
+    """Return a key with all permissions that is not an entry of a file."""
     key = Key.model_construct(name=name, hash=hash_, scopes=SCOPES, mcp=("*",), priority=-sys.maxsize)
     key._is_named = False
     return key
@@ -136,17 +136,17 @@ def hash_of(key: str | bytes) -> str:
 
 
 def _name_of(hash_: str) -> str:
-    return f"key-{hash_[len(_HASH) :][:_SHOWN_HEX]}"
+    return f"key-{hash_[len(_HASH) :][:_NAME_HEX]}"
 
 
 def given_key(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return the key that a client sent, empty if none."""
-    given = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
-    return given[len(_BEARER) :].strip() if given[: len(_BEARER)].lower() == _BEARER else given
+    """Return the key that a client sent, empty without one."""
+    value = headers.get(b"authorization") or headers.get(b"x-api-key") or b""
+    return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else value
 
 
 def given_name(headers: Mapping[bytes, bytes]) -> str:
-    """Return the name of an invalid key in the log: the start of its hash, "" if none was sent."""
+    """Return the log's name for an invalid key: the start of its hash, "" without a key."""
     given = given_key(headers)
     return _name_of(hash_of(given)) if given else ""
 
@@ -176,8 +176,8 @@ class KeyStore:
         return next((key for key in self._by_hash.values() if key.name == name and key.expires_at > time.time()), None)
 
     def find(self, given: bytes, now: Callable[[], float] = time.time) -> Key | None:
-        """Return the valid key that a client gave, otherwise None. It is found by its hash, so the time that the search
-        takes reveals nothing about keys.
+        """Return the valid key whose text is `given`, otherwise None. The lookup is by hash, so its duration reveals
+        nothing about keys.
         """
         found = self._by_hash.get(hash_of(given))
         return None if found is None or found.expires_at <= now() else found
@@ -210,22 +210,20 @@ class _KeyFile(BaseModel):
 
 
 def read_keys(path: Path, added: bytes = b"") -> tuple[Key, ...]:
-    """Read and check a key file, as if `added` were appended. Raises ConfigError that names the file, the entry and the
-    mistake.
-    """
+    """Read and check a key file, as if `added` were appended. Raises ConfigError with file, entry and error."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1) + added
         if len(text) > MAX_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; it is not a keys file")
         found: Any = yaml.safe_load(text.decode("utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or no date
-        reason = _unread(error)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: invalid UTF-8 or date
+        reason = _reason_of(error)
         raise ConfigError(f"{path}: the keys file (server.keys_file) cannot be read: {reason}") from None
     try:
         keys = _KeyFile.model_validate({} if found is None else found).keys
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_mistake(found, error)}") from None
+        raise ConfigError(f"{path}: {_first_error(found, error)}") from None
     hashes = [key.hash for key in keys]
     for key in keys:
         if hashes.count(key.hash) > 1:
@@ -233,14 +231,14 @@ def read_keys(path: Path, added: bytes = b"") -> tuple[Key, ...]:
     return keys
 
 
-def _unread(error: OSError | ValueError | RecursionError | yaml.YAMLError) -> str:
-    """Return the reason without the text of the file, which may contain a key."""
+def _reason_of(error: OSError | ValueError | RecursionError | yaml.YAMLError) -> str:
+    """Return the reason of a read error without the text of the file, which may contain a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     return str(error.strerror if isinstance(error, OSError) else error)
 
 
-def _mistake(found: object, error: ValidationError) -> str:
+def _first_error(found: object, error: ValidationError) -> str:
     """Return pydantic's first error, with the entry's name."""
     fault = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in fault["loc"])
@@ -249,8 +247,8 @@ def _mistake(found: object, error: ValidationError) -> str:
         entry = entries[fault["loc"][1]]
         if isinstance(entry, Mapping) and isinstance(entry.get("name"), str):
             where += f" ('{entry['name'][:40]}')"
-    of_hash = fault["loc"][-1:] == ("hash",)
-    remedy = "; `llamapool keys add FILE NAME` makes a key and writes its hash" if of_hash else ""
+    is_hash = fault["loc"][-1:] == ("hash",)
+    remedy = "; `llamapool keys add FILE NAME` makes a key and writes its hash" if is_hash else ""
     return f"{where}: {fault['msg']}{remedy}" if where else str(fault["msg"])
 
 
@@ -262,14 +260,14 @@ def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
     try:
         Key.model_validate(fields)
     except ValidationError as error:
-        raise ConfigError(_mistake(None, error)) from None
+        raise ConfigError(_first_error(None, error)) from None
     lines = yaml.safe_dump([dict(fields)], sort_keys=False, allow_unicode=True).splitlines()
     entry = "".join(f"  {line}\n" for line in lines)
     try:
         with open(path, "a+b", buffering=0, opener=partial(os.open, mode=0o600)) as file:
-            flock(file, LOCK_EX)  # against another process that adds one
+            flock(file, LOCK_EX)  # another process may add an entry
             keys, before = read_keys(path), path.read_bytes()
-            kept = len(before) if keys else 0
+            start = len(before) if keys else 0
             if keys:
                 entry = entry if before.endswith(b"\n") else "\n" + entry
                 if read_keys(path, entry.encode())[: len(keys)] != keys:
@@ -278,17 +276,17 @@ def add_entry(path: Path, fields: Mapping[str, Any]) -> None:
                 comments = (line for line in before.decode().splitlines() if line.strip().startswith("#"))
                 entry = "\n".join([*comments, "keys:", entry])
             try:
-                file.truncate(kept)
+                file.truncate(start)
                 _write(file, entry.encode())
-            except OSError:  # such as a full disk
-                file.truncate(kept)
-                _write(file, before[kept:])
+            except OSError:  # e.g. a full disk
+                file.truncate(start)
+                _write(file, before[start:])
                 raise
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
 
 def _write(file: FileIO, data: bytes) -> None:
-    """Write all of it. Raises OSError if there is only room for a part."""
+    """Write all of `data`. Raises OSError if the disk is full."""
     while data:
         data = data[file.write(data) :]

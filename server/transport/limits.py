@@ -4,7 +4,7 @@ The package `limits` counts rates, in memory or in the Redis that replicas share
 limits.
 
 Requests are counted when they arrive, over the last minute. Tokens are counted after prefill and decode. A key that has
-used up its tokens is refused until the next minute begins; running requests are never cut off.
+used up its tokens is refused until the next minute starts; running requests continue.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ Limiters = Mapping[str, Any]
 
 
 class Window(NamedTuple):
-    """What is left of a limit, and until when, in Unix seconds."""
+    """A limit, the remaining amount, and the Unix time at which it is reset."""
 
     limit: int
     remaining: int
@@ -46,16 +46,16 @@ Windows = Mapping[str, Window]
 
 
 _REQUESTS, _TOKENS = "requests", "tokens"
-_AGAIN_S = 1  # Retry-After if the limit of concurrent requests is reached
+_CONCURRENT_RETRY_S = 1  # Retry-After if the limit of concurrent requests is reached
 
 
 class RateLimited(Unavailable):
-    """A limit of the key is reached (HTTP 429): `limit` of `what`, which its `outcome` in logs and metrics names."""
+    """A limit of the key is reached (HTTP 429). The `outcome` in logs and metrics names the `unit`."""
 
-    def __init__(self, what: str, limit: int, retry_after_s: float, windows: Windows | None = None) -> None:
+    def __init__(self, unit: str, limit: int, retry_after_s: float, windows: Windows | None = None) -> None:
         self.windows: Windows = windows or {}
-        self.outcome = f"rate_limited_{what.replace(' ', '_')}"
-        super().__init__(f"this key's limit of {limit} {what} is reached", max(math.ceil(retry_after_s), 1))
+        self.outcome = f"rate_limited_{unit.replace(' ', '_')}"
+        super().__init__(f"this key's limit of {limit} {unit} is reached", max(math.ceil(retry_after_s), 1))
 
 
 class Rates:
@@ -67,8 +67,8 @@ class Rates:
     ) -> None:
         """`clock` returns Unix seconds. `spent` returns the tokens that a key has used today and this month (UTC).
 
-        With `redis` the limits of a minute are those of all replicas together. While it cannot be used, and for
-        concurrent requests always, each replica counts by itself.
+        With `redis` all replicas share the limits per minute. Each replica counts concurrent requests by itself, and
+        everything while Redis is not available.
         """
         self._clock, self._spent, self._redis = clock, spent, redis
         self._running: Counter[str] = Counter()
@@ -103,13 +103,13 @@ class Rates:
         return await work(self._local)
 
     async def enter(self, key: Key) -> Windows:
-        """Count a request that begins; call `leave` at its end. Return what is left for `headers`.
+        """Count a new request; call `leave` at its end. Returns the remaining amounts for `headers`.
 
-        Raises `RateLimited`, and then counts nothing.
+        Raises `RateLimited`; then nothing is counted.
         """
         limit = key.max_concurrent_requests
         if 0 < limit <= self._running[key.name]:
-            raise RateLimited("concurrent requests", limit, _AGAIN_S)
+            raise RateLimited("concurrent requests", limit, _CONCURRENT_RETRY_S)
         self.check_budgets(key)
         self._running[key.name] += 1
         try:
@@ -120,35 +120,35 @@ class Rates:
 
     async def _enter_windows(self, limiters: Limiters, key: Key) -> Windows:
         windows: dict[str, Window] = {}
-        for what, limit in ((_TOKENS, key.tokens_per_minute), (_REQUESTS, key.requests_per_minute)):
+        for unit, limit in ((_TOKENS, key.tokens_per_minute), (_REQUESTS, key.requests_per_minute)):
             if limit:
-                limiter, item = limiters[what], _a_minute(limit)
-                is_left = await _result((limiter.hit if what == _REQUESTS else limiter.test)(item, what, key.name))
-                stats = await _result(limiter.get_window_stats(item, what, key.name))
-                windows[what] = window = Window(limit, stats.remaining, stats.reset_time)
-                if not is_left:
-                    raise RateLimited(f"{what} per minute", limit, window.reset_time - self._clock(), windows)
+                limiter, item = limiters[unit], _per_minute(limit)
+                is_free = await _awaited((limiter.hit if unit == _REQUESTS else limiter.test)(item, unit, key.name))
+                stats = await _awaited(limiter.get_window_stats(item, unit, key.name))
+                windows[unit] = window = Window(limit, stats.remaining, stats.reset_time)
+                if not is_free:
+                    raise RateLimited(f"{unit} per minute", limit, window.reset_time - self._clock(), windows)
         return windows
 
     def check_budgets(self, key: Key) -> None:
         """Raise `RateLimited` if the key has used up its tokens of this day or month."""
         if not (key.tokens_per_day or key.tokens_per_month):
             return
-        of_day, of_month = self._spent(key.name)
+        spent_today, spent_this_month = self._spent(key.name)
         now = datetime.fromtimestamp(self._clock(), UTC)
         midnight = now.replace(hour=0, minute=0, second=0, microsecond=0)
         tomorrow = midnight + timedelta(days=1)
         next_month = (midnight.replace(day=1) + timedelta(days=32)).replace(day=1)
         for period, budget, spent, end in (
-            ("month", key.tokens_per_month, of_month, next_month),
-            ("day", key.tokens_per_day, of_day, tomorrow),
+            ("month", key.tokens_per_month, spent_this_month, next_month),
+            ("day", key.tokens_per_day, spent_today, tomorrow),
         ):
             if 0 < budget <= spent:
                 windows = {_TOKENS: Window(budget, 0, end.timestamp())}
                 raise RateLimited(f"tokens per {period}", budget, (end - now).total_seconds(), windows)
 
     def leave(self, key: Key) -> None:
-        """End the counting of a request that `enter` has counted."""
+        """Stop counting a concurrent request that `enter` counted."""
         self._running[key.name] -= 1
         if not self._running[key.name]:
             del self._running[key.name]
@@ -163,13 +163,14 @@ class Rates:
             self.leave(key)
 
     def charge(self, key: Key, n_tokens: int) -> None:
+        """Count tokens against the limit per minute."""
         if not (key.tokens_per_minute and n_tokens):
             return
-        item = _a_minute(key.tokens_per_minute)
+        item = _per_minute(key.tokens_per_minute)
         if self._redis is None:
             self._local[_TOKENS].hit(item, _TOKENS, key.name, cost=n_tokens)
             return
-        counting = self._count(lambda limiters: _result(limiters[_TOKENS].hit(item, _TOKENS, key.name, cost=n_tokens)))
+        counting = self._count(lambda limiters: _awaited(limiters[_TOKENS].hit(item, _TOKENS, key.name, cost=n_tokens)))
         task: asyncio.Task[object] = asyncio.create_task(counting, name="rate limits")
         self._charging.add(task)
         task.add_done_callback(self._charging.discard)
@@ -177,32 +178,29 @@ class Rates:
     def headers(self, windows: Windows, *, anthropic: bool) -> ReplyHeaders:
         """Return reply headers with the remaining amounts of `enter`, under OpenAI's names or Anthropic's."""
         found: ReplyHeaders = []
-        for what, window in sorted(windows.items()):
+        for unit, window in sorted(windows.items()):
             reset_s = max(window.reset_time - self._clock(), 0.0)
             reset = f"{math.ceil(reset_s)}s"
             if anthropic:
                 reset = datetime.fromtimestamp(math.ceil(self._clock() + reset_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             values = {"limit": str(window.limit), "remaining": str(max(window.remaining, 0)), "reset": reset}
             for name, value in values.items():
-                shown = f"anthropic-ratelimit-{what}-{name}" if anthropic else f"x-ratelimit-{name}-{what}"
-                found.append((shown.encode(), value.encode()))
+                header = f"anthropic-ratelimit-{unit}-{name}" if anthropic else f"x-ratelimit-{name}-{unit}"
+                found.append((header.encode(), value.encode()))
         return found
 
 
 def _limiters(strategies: Any, storage: Any) -> Limiters:
-    # A fixed window counts beyond the limit, too.
-    return {
-        _REQUESTS: strategies.MovingWindowRateLimiter(storage),
-        _TOKENS: strategies.FixedWindowRateLimiter(storage),
-    }
+    # Only a fixed window counts beyond the limit.
+    return {_REQUESTS: strategies.MovingWindowRateLimiter(storage), _TOKENS: strategies.FixedWindowRateLimiter(storage)}
 
 
-async def _result(found: Any) -> Any:
-    """Return what a limiter returns. Those in memory are not asynchronous."""
+async def _awaited(found: Any) -> Any:
+    """Return the result of a limiter. Only the limiters for Redis are asynchronous."""
     return await found if isawaitable(found) else found
 
 
-def _a_minute(limit: int) -> "Item":
+def _per_minute(limit: int) -> "Item":
     from limits import RateLimitItemPerMinute
 
     return RateLimitItemPerMinute(limit)
@@ -213,25 +211,25 @@ class TooManyBodies(Unavailable):
 
 
 SPARE_CONNECTIONS = 64
-"""Connections above the limit whose requests get a 503 that says why. uvicorn refuses requests beyond these."""
+"""Connections above the limit whose requests get an explained 503. uvicorn itself refuses requests beyond these."""
 _OTHER_DESCRIPTORS = 256  # models, files, processes, logs
 
 
 class TooManyConnections(Unavailable):
-    """As many requests are in progress as there may be connections (HTTP 503)."""
+    """The number of requests in progress has reached the connection limit (HTTP 503)."""
 
 
 def connection_limit(configured: int) -> int:
     """Return the connection limit of this process; `configured` 0 = as many as file descriptors allow, up to
     `MAX_CONNECTIONS`. Raises the soft descriptor limit if that is needed and possible.
     """
-    wanted = configured or MAX_CONNECTIONS
+    limit = configured or MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    raised = wanted + _OTHER_DESCRIPTORS
-    raised = raised if hard == resource.RLIM_INFINITY else min(raised, hard)
-    if soft < raised:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-    n_descriptors = max(soft, raised)
-    return min(wanted, max(n_descriptors - _OTHER_DESCRIPTORS, n_descriptors // 2))
+        return limit
+    needed = limit + _OTHER_DESCRIPTORS
+    needed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    n_descriptors = max(soft, needed)
+    return min(limit, max(n_descriptors - _OTHER_DESCRIPTORS, n_descriptors // 2))

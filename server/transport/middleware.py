@@ -35,7 +35,7 @@ audit = logging.getLogger("server.audit")
 
 UNMATCHED = "unmatched"
 CLIENT_GONE = 499
-"""In the log and the metrics only: the client went away before the reply began (nginx's number)."""
+"""The status in log and metrics if the client disconnected before the reply started (nginx's number)."""
 
 MAX_AUDIT_QUERY = 200
 """Characters of a query that the audit log contains."""
@@ -49,8 +49,8 @@ _QUIET = frozenset(
 
 
 class Middleware:
-    """Wraps the application. While `draining` is set, new requests are refused. `ended` is called for each request when
-    it has ended. `is_page` recognizes the paths of the web UI's files.
+    """Wraps the application. While `draining` is set, new requests are refused. `ended` is called at the end of each
+    request. `is_page` recognizes the paths of the web UI's files.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Middleware:
     async def _http(self, received: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(received["headers"])
         origin, method, target = headers.get(b"origin"), received["method"], self._resolver.target(received)
-        scope = target.scope(received)  # a copy: uvicorn counts the body's bytes by the method of its own
+        scope = target.scope(received)  # a copy: uvicorn counts the body's bytes by the method in its own scope
         id_, known = request_id(headers), method if method in _METHODS else "other"
         record = scope[RECORD] = Record(id_.decode(), known, target.received, headers=headers)
         REQUEST_ID.set(record.id)
@@ -143,13 +143,13 @@ class Middleware:
         except SendTimeoutError as error:
             record.error = reason_of(error)
             logger.warning("the client stopped reading for idle_s, dropped")
-        except Exception as error:  # noqa: BLE001 (the only net: answered and, if it is unexpected, logged)
+        except Exception as error:  # noqa: BLE001 (answers every error, and logs unexpected ones)
             await self._fail(error, scope, receive, reply, closes=not (admitted and isinstance(error, EXPECTED)))
         finally:
             self._end(scope, record)
 
     def _application(self, target: Target, scope: Scope) -> ASGIApp:
-        """Return what answers a request: the routes and the web UI, unless they lack its path or its method."""
+        """Return the application for a request: routes and web UI, or an error for an unknown path or method."""
         if not target.path:
             return _outside(target)
         if target.endpoint is not UNKNOWN:
@@ -180,7 +180,7 @@ class Middleware:
         elif record.finished:
             logger.error("a request failed after its reply", exc_info=error)
         else:
-            # The server closes the connection of a reply that has no end.
+            # uvicorn closes the connection after an incomplete reply.
             logger.error("a request failed in the middle of its reply; this is a bug, please report it", exc_info=error)
 
     def _end(self, scope: Scope, record: Record) -> None:
@@ -197,22 +197,22 @@ class Middleware:
         self._ended(record)
         level = logging.DEBUG if record.polled else logging.INFO
         if access.isEnabledFor(level):
-            # %r: a path may hold line breaks after unquoting
-            said = (record.method, record.path, record.status, record.elapsed_s * 1000)
-            access.log(level, "%s %r %d %.1f ms", *said, extra=record.fields())
+            # %r: an unquoted path may contain line breaks
+            values = (record.method, record.path, record.status, record.elapsed_s * 1000)
+            access.log(level, "%s %r %d %.1f ms", *values, extra=record.fields())
         if endpoint.changes_server and endpoint.path and target.path != "/page/log":  # the web UI polls that
             client = (scope.get("client") or ["a local socket"])[0]
             query = without_credentials(unquote(scope["query_string"].decode("latin-1")))[:MAX_AUDIT_QUERY]
             fields = {"request": record.id, "key": record.key or record.refused_key, "client": client}
             fields |= {"model": record.subject, "query": query, "outcome": record.outcome}
-            given = {name: value for name, value in fields.items() if value}
-            audit.info("%s %r %d", record.method, record.path, record.status, extra=given)
+            known = {name: value for name, value in fields.items() if value}
+            audit.info("%s %r %d", record.method, record.path, record.status, extra=known)
 
 
 def _outside(target: Target) -> Response:
-    """Answer a path that is not below the API prefix. The prefix itself leads to the web UI.
+    """Redirect the API prefix without a slash to the web UI. Raises `NotFound` for other paths outside the prefix.
 
-    The redirect is relative, so it is right with any proxy. Raises `NotFound`.
+    The redirect is relative, so it works with any proxy.
     """
     if not target.is_bare or target.method != "GET":
         raise NotFound("File Not Found")
@@ -221,7 +221,7 @@ def _outside(target: Target) -> Response:
 
 def request_id(headers: Mapping[bytes, bytes]) -> bytes:
     """Return the client's X-Request-Id if it is short plain text, otherwise a new one."""
-    given = headers.get(b"x-request-id")
-    if given is not None and _REQUEST_ID.fullmatch(given):
-        return given
-    return b"%016x" % random.getrandbits(64)  # no secret; the system's source of those gives the interpreter away
+    id_ = headers.get(b"x-request-id")
+    if id_ is not None and _REQUEST_ID.fullmatch(id_):
+        return id_
+    return b"%016x" % random.getrandbits(64)  # no secret; the system's random source would release the GIL

@@ -1,4 +1,4 @@
-"""What the application does with the uvicorn that runs it: signals, and one addition to its HTTP protocol."""
+"""Signal handlers and the HTTP protocol for the uvicorn that runs the application."""
 
 import asyncio
 import logging
@@ -15,11 +15,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MAX_HEAD_BYTES = 64 * 1024  # as uvicorn's h11 protocol
+MAX_HEAD_BYTES = 64 * 1024  # like uvicorn's h11 protocol
 MAX_WAITING = 16
 """Requests of a connection that may wait for the reply to an earlier one."""
 MAX_WAITING_BYTES = 1 << 20
-"""Of the body of such a request."""
+"""Bytes of such a request's body."""
 _H2C = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n[^ \t])", re.IGNORECASE)
 
 
@@ -27,10 +27,10 @@ class StopSignals:
     """The first SIGTERM or SIGINT starts the drain, the second one ends the process. Does nothing without uvicorn.
 
     uvicorn's own handler waits for open connections without a time limit and ignores a second SIGTERM. It also closes
-    WebSockets at once, so it is called when the `sockets` that were open have ended; the drain bounds that time.
+    WebSockets immediately, so it is called after the open `sockets` have ended; the drain limits that time.
 
-    SIGTERM calls `leave` first and `begin` `delay_s` seconds later, so that load balancers notice. Ctrl-C does not
-    wait. uvicorn removes the handlers at exit.
+    SIGTERM calls `leave` first and `begin` `delay_s` seconds later, so that load balancers notice. Ctrl-C calls `begin`
+    immediately. uvicorn removes the handlers at exit.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StopSignals:
         """Handle a signal: the first one drains, any later one ends the process with 128 + number."""
         self._n += 1
         if self._n > 1:
-            # A step thread may be in the middle of a long native call: an orderly exit would wait for it.
+            # A step thread may be in a long native call: an orderly exit would wait for it.
             logger.warning("second signal: ending at once")
             logging.shutdown()
             self._end(128 + number)
@@ -85,7 +85,7 @@ class StopSignals:
 
 
 def serving(handler: object = None) -> Server | None:
-    """Return the uvicorn that a signal handler belongs to, by default SIGTERM's; None under another server."""
+    """Return the uvicorn of a signal handler, by default SIGTERM's; None under another server."""
     handler = signal.getsignal(signal.SIGTERM) if handler is None else handler
     owner = getattr(handler, "__self__", None)
     if isinstance(owner, StopSignals):
@@ -96,7 +96,7 @@ def serving(handler: object = None) -> Server | None:
 def on_hangup(reread: Callable[[], object]) -> bool:
     """Call `reread` on the running loop for each SIGHUP, and return True.
 
-    Return False where SIGHUP means the end of a terminal, or is ignored (nohup).
+    Return False if SIGHUP reports the end of a terminal, or is ignored (nohup).
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
         return False
@@ -115,16 +115,19 @@ def _has_terminal() -> bool:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with a limit for request heads, trailers and chunk extensions (`MAX_HEAD_BYTES`), without
-    offers of HTTP/2, which Java's HttpClient and ``curl --http2`` make with the first request of a connection, and with
-    a reply to every WebSocket handshake. Other upgrades are ignored, and end the connection with their reply: httptools
-    takes the body of such a request for the next one. docs/security.md says what uvicorn alone does.
+    """uvicorn's HTTP protocol with these changes (docs/security.md says what uvicorn alone does):
+
+    - Request heads, trailers and chunk extensions are limited to `MAX_HEAD_BYTES`.
+    - Offers of HTTP/2 are removed. Java's HttpClient and ``curl --http2`` send them with the first request.
+    - Every WebSocket handshake gets a reply.
+    - Other upgrades are ignored and end the connection after their reply, because httptools parses the body of such a
+      request as the next request.
     """
 
     _is_first = True
     _is_last = False  # no request follows
-    _n_bytes = 0  # since the last head or part of a body was complete
-    _running: RequestResponseCycle | None = None  # the request that is answered, or was last
+    _n_bytes = 0  # since the end of the last head or part of a body
+    _running: RequestResponseCycle | None = None  # the request that is being answered, or the last one
 
     def data_received(self, data: bytes) -> None:
         if self._is_last:
@@ -137,21 +140,21 @@ class HttpProtocol(HttpToolsProtocol):
             self._is_last = True
             self.shutdown()
         if self.pipeline:
-            self.flow.resume_reading()  # otherwise nothing notices that the client leaves
+            self.flow.resume_reading()  # otherwise a disconnect is not noticed
             if len(self.pipeline) > MAX_WAITING or len(self.cycle.body) > MAX_WAITING_BYTES:
                 self.transport.close()
         if self._n_bytes > MAX_HEAD_BYTES:
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the running request that the client is gone; uvicorn tells the last one, which may still wait."""
+        """Mark the running request as disconnected. uvicorn marks only the last one, which may still wait."""
         super().connection_lost(exc)
         if self._running:
             self._running.disconnected = True
             self._running.message_event.set()
 
     def on_response_complete(self) -> None:
-        """Start the next request (a callback of the one before)."""
+        """Start the next pipelined request."""
         if self.pipeline:
             self._running = self.pipeline[-1][0]
         super().on_response_complete()
@@ -167,8 +170,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection to the WebSocket protocol, which leaves a head that it can't parse unanswered. Close it
-        if an earlier request is not answered, whose disconnect would not be noticed.
+        """Pass the connection to the WebSocket protocol, and answer a handshake that it cannot parse. Close it while an
+        earlier request is running, because the disconnect of that request would not be noticed.
         """
         if self.cycle and not self.cycle.response_complete:
             self.transport.close()
@@ -179,6 +182,6 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def without_h2c(data: bytes) -> bytes:
-    """Return `data` without an offer of HTTP/2 in the request head that it starts with."""
+    """Return `data`, which starts with a request head, without an offer of HTTP/2 in that head."""
     head, end, body = data.partition(b"\r\n\r\n")
     return _H2C.sub(b"", head + end) + body

@@ -26,7 +26,7 @@ PING = b":\n\n"
 
 MIN_COMPRESSED_BYTES = 1024
 compressed = partial(GZipMiddleware, minimum_size=MIN_COMPRESSED_BYTES, compresslevel=3, thread_minimum_size=16 * 1024)
-"""Return a reply, or another ASGI application, whose bodies of a kilobyte and more are compressed."""
+"""Wrap a reply, or another ASGI application, to compress bodies of a kilobyte and more."""
 
 
 def is_sent_as_it_is(reply: Response) -> bool:
@@ -35,16 +35,17 @@ def is_sent_as_it_is(reply: Response) -> bool:
 
 
 async def written(items: AsyncGenerator[T, None], write: Callable[[T], bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield ``write(item)`` for each item."""
     async with aclosing(items):
         async for item in items:
             yield write(item)
 
 
 class Watch:
-    """While it is entered, the client's disconnect ends the task that entered it: by `ClientDisconnect`.
+    """A context manager that ends the current task with `ClientDisconnect` when the client disconnects.
 
-    The body must have been read before. It costs one task; a group of tasks around the work would cost three times
-    that, which a request of one token would notice.
+    Read the body before. It costs one task; a task group would cost three times as much, which is noticeable for a
+    request of one token.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -60,13 +61,13 @@ class Watch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._listening.cancel()
-        # as asyncio.timeout does it: another cancellation of the task has precedence
+        # like asyncio.timeout: another cancellation of the task has precedence
         reason = self._reason
         if reason is not None and self._task.uncancel() <= self._n_cancels and kind is asyncio.CancelledError:
             raise reason from error
 
     def interrupt(self, reason: Exception) -> None:
-        """End the work with `reason`, too; not from within it. Of several reasons the first one counts."""
+        """End the task with `reason`. Call it from another task. Of several reasons the first one counts."""
         if self._reason is None:
             self._reason = reason
             self._task.cancel()
@@ -78,22 +79,23 @@ class Watch:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, cancelled when the client disconnects. For replies that are not streams; read the
-    body before. Raises `ClientDisconnect` after `work` has ended; the middleware ends such a request quietly.
+    """Return the result of `work`, which is cancelled when the client disconnects. For replies that are not streams.
+
+    Read the body before. Raises `ClientDisconnect` after `work` has ended; the middleware does not log it as an error.
     """
     with Watch(request.receive):
         return await work
 
 
 class EventStream(EventSourceResponse):
-    """A streamed reply. It always closes its iterator, then calls `on_close` once, however it ends: also if the client
-    disconnects, or does not read for ``idle_s``.
+    """A streamed reply. At its end it always closes its iterator, then calls `on_close` once, even if the client
+    disconnects or does not read for ``idle_s``.
 
     An async generator that was never started does not run its ``finally``; put cleanup into `on_close`.
 
-    The headers are sse-starlette's; sending is overridden, because its own costs 15% more CPU time a token
+    The headers are sse-starlette's. Sending is overridden, because sse-starlette's costs 15% more CPU time per token
     (benchmarks/experiments.md) and pings during events. Here one task sends, one waits for the disconnect, and one
-    timer serves pings and send timeouts.
+    timer handles pings and send timeouts.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class EventStream(EventSourceResponse):
     ) -> None:
         """Send `chunks`, each a whole event including its blank line, or data of `media_type`.
 
-        `ping_s` None = the server's interval; `ping` creates what is sent then.
+        `ping_s` None = the server's interval; `ping` returns the bytes of a ping.
         """
         options: HttpOptions = request.app.state.services.options
         headers = {"Cache-Control": "no-cache", **(headers or {})}
@@ -127,7 +129,7 @@ class EventStream(EventSourceResponse):
         self._ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events; ends when the iterator does, when the client goes away or stops reading.
+        """Send the events until the iterator ends, the client disconnects or stops reading.
 
         Raises `SendTimeoutError` for the last of these.
         """
@@ -136,16 +138,16 @@ class EventStream(EventSourceResponse):
                 await Response(headers=self.headers)(scope, receive, send)
                 return
             with suppress(ClientDisconnect), Watch(receive) as watch:
-                # In a task of its own a chunk resumes three coroutines; in the request's also all of the middleware.
+                # In its own task a chunk resumes three coroutines; in the request's task also those of the middleware.
                 sending = asyncio.create_task(self._send_all(send))
-                self._look(watch, send)  # the task comes first: no ping precedes the head
+                self._on_timer(watch, send)  # the task runs first, so no ping precedes the head
                 await sending
         finally:
             for each in (self._timer, self._pinging):
                 if each is not None:
                     each.cancel()
             try:
-                await self._chunks.aclose()  # it may not have been started
+                await self._chunks.aclose()  # it may not have started
             finally:
                 if self._on_close is not None:
                     self._on_close()
@@ -164,9 +166,8 @@ class EventStream(EventSourceResponse):
         self._sending_since = now()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _look(self, watch: Watch, send: Send) -> None:
-        """Ping where nothing was sent for a while, end the stream where one send has lasted too long; look again when
-        the next of these may be due."""
+    def _on_timer(self, watch: Watch, send: Send) -> None:
+        """Ping after an interval of silence, end the stream after a send timeout, and schedule the next check."""
         now, interval_s = self._loop.time(), self.ping_interval
         since = min(filter(None, (self._sending_since, self._pinging_since)), default=0.0)
         due = (since or now) + self._send_timeout_s
@@ -178,10 +179,10 @@ class EventStream(EventSourceResponse):
                 self._sent_at = now
                 self._pinging = asyncio.create_task(self._send_ping(send))
             due = min(due, (now if since else self._sent_at) + interval_s)
-        self._timer = self._loop.call_at(due, self._look, watch, send)
+        self._timer = self._loop.call_at(due, self._on_timer, watch, send)
 
     async def _send_ping(self, send: Send) -> None:
-        """Send a ping. An event that is sent meanwhile waits for the same client."""
+        """Send a ping. An event may be sent at the same time."""
         if not self._ended:
             message = {"type": "http.response.body", "body": self._ping_message(), "more_body": True}
             self._pinging_since = self._loop.time()

@@ -1,6 +1,6 @@
-"""`llamapool bench` for the page: a process for each scenario, against this server and, if wanted, another address.
+"""`llamapool bench` for the web UI: a process for each scenario, against this server and optionally another one.
 
-It is the same program as on the command line, so its clients' work is no part of the server's own process.
+The clients' work is done in that process, outside the server's own.
 """
 
 import json
@@ -16,16 +16,16 @@ from pydantic import Field
 from server.dialects.fields import Body
 from server.web.tools.catalogue import program
 
-MOST_CLIENTS = 64
+MAX_CLIENTS = 64
 Scenario = Literal["prefix", "long", "conversations"]
 SCENARIOS: tuple[Scenario, ...] = get_args(Scenario)
-"""The available scenarios, without the one that needs the server's own CPUs."""
+"""The available scenarios, without the one that must run on the server's machine."""
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server that is measured. ``name``: "this" or "other"."""
+    """A measured server. ``name``: "this" or "other"."""
 
     name: str
     url: str
@@ -34,43 +34,44 @@ class Address:
 
 
 class BenchBody(Body):
-    """The web UI's request: every scenario at this server and at another one, if it is named, in sequence."""
+    """The web UI's request: scenarios to run in sequence, at this server and at another one if it is named."""
 
     scenarios: Annotated[list[Scenario], Field(min_length=1)]
-    parallel: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] = 8
+    parallel: Annotated[int, Field(ge=1, le=MAX_CLIENTS)] = 8
     scale: Annotated[float, Field(ge=0.01, le=1)] = 0.2
     other: Annotated[str, Field(pattern="^(https?://.*)?$")] = ""
     other_model: str = ""
     other_key: str = ""
 
 
-async def measured(order: BenchBody, own: Address) -> AsyncGenerator[Json, None]:
-    """Yield a result for each scenario and address when it finishes: ``figures`` or ``failure``. Both addresses get the
-    same prompts.
+async def measured(request: BenchBody, this: Address) -> AsyncGenerator[Json, None]:
+    """Run the benchmark. Yields a result for each scenario and server when it finishes: ``figures`` or ``failure``.
+
+    Both servers receive the same prompts.
     """
-    other = Address("other", order.other, order.other_model, order.other_key)
-    for number, scenario in enumerate(order.scenarios):
+    other = Address("other", request.other, request.other_model, request.other_key)
+    for number, scenario in enumerate(request.scenarios):
         seed = int.from_bytes(os.urandom(4), "big") >> 1
-        for address in (own, other) if order.other else (own,):
-            yield {"running": scenario, "address": address.name, "number": number, "of": len(order.scenarios)}
-            yield {"scenario": scenario, "address": address.name} | await _result(order, scenario, address, seed)
+        for address in (this, other) if request.other else (this,):
+            yield {"running": scenario, "address": address.name, "number": number, "of": len(request.scenarios)}
+            yield {"scenario": scenario, "address": address.name} | await _result(request, scenario, address, seed)
 
 
-async def _result(order: BenchBody, scenario: str, address: Address, seed: int) -> Json:
-    words = ["--url", address.url, "--scenario", scenario, "--json", "-", "--quiet", "--insecure"]
-    words += ["--parallel", str(order.parallel), "--scale", str(order.scale), "--seed", str(seed)]
-    words += [f"--model={address.model}"] if address.model else []
-    found, said = await _run(words, address.key)
+async def _result(request: BenchBody, scenario: str, address: Address, seed: int) -> Json:
+    arguments = ["--url", address.url, "--scenario", scenario, "--json", "-", "--quiet", "--insecure"]
+    arguments += ["--parallel", str(request.parallel), "--scale", str(request.scale), "--seed", str(seed)]
+    arguments += [f"--model={address.model}"] if address.model else []
+    output, log = await _run(arguments, address.key)
     try:
-        outcome = json.loads(found)["scenarios"][0]
+        outcome = json.loads(output)["scenarios"][0]
     except (ValueError, LookupError):
-        lines = said.strip().splitlines() or ["nothing was said"]
+        lines = log.strip().splitlines() or ["the benchmark wrote no output"]
         return {"failure": lines[-1].removeprefix("llamapool bench: ")}
     return {"failure": outcome["failure"]} if outcome["failure"] else {"figures": outcome["rounds"][0]}
 
 
-async def _run(words: Sequence[str], key: str) -> tuple[str, str]:
+async def _run(arguments: Sequence[str], key: str) -> tuple[str, str]:
     env = {"OPENAI_API_KEY": key, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    async with program(sys.executable, "-m", "server", "bench", *words, stderr=PIPE, env=env) as process:
-        found, said = await process.communicate()
-    return found.decode("utf-8", "replace"), said.decode("utf-8", "replace")
+    async with program(sys.executable, "-m", "server", "bench", *arguments, stderr=PIPE, env=env) as process:
+        output, log = await process.communicate()
+    return output.decode("utf-8", "replace"), log.decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""The files of the web UI, the built-in ones or a folder's (``--path``).
+"""The files of the web UI: the built-in ones or those of a folder (``--path``).
 
-A name under ``_app/`` contains the hash of all modules, so that browsers cache it forever and never mix two
-versions; modules import each other by relative addresses. Browsers revalidate all other files by ETag.
+A path under ``_app/`` contains the hash of all modules, so that browsers cache it forever and never mix two versions.
+Modules import each other by relative URLs. Browsers revalidate all other files by ETag.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ from server.transport.endpoints import TARGET, Target
 from server.transport.sse import HEAD_ONLY, compressed
 
 STATIC = Path(__file__).parent / "static"
-KEPT = "public, max-age=31536000, immutable"
-ASKED = "no-cache"
+IMMUTABLE = "public, max-age=31536000, immutable"
+REVALIDATE = "no-cache"
 APP = "_app"
-_ABOUT = f"/{APP}/version.json"
+_VERSION_FILE = f"/{APP}/version.json"
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -54,13 +54,13 @@ async function leave() {
 
 
 class FileSource:
-    """A source of files, which are sent with ``headers``. A path is the part after the server's prefix, with its slash.
+    """A source of files, which are sent with ``headers``. A path is the part after the API prefix, with its slash.
 
-    This one (``--no-ui``) has only a script that removes the service worker of a previously served web UI.
+    The base class (``--no-ui``) has only a script that removes the service worker of a previously served web UI.
     """
 
     def __init__(self, headers: dict[str, str]) -> None:
-        self._headers = {"Cache-Control": ASKED, **headers}
+        self._headers = {"Cache-Control": REVALIDATE, **headers}
 
     def has(self, path: str) -> bool:
         """Return whether there is a file at `path`. Fast."""
@@ -73,7 +73,7 @@ class FileSource:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with the file of the request's target, compressed. Raises `NotFound` if it cannot be read."""
         target: Target = scope[TARGET]
-        if scope.get(HEAD_ONLY):  # no file is read for it
+        if scope.get(HEAD_ONLY):  # without reading the file
             scope = {**scope, "method": "HEAD"}
         reply = await asyncio.to_thread(self.reply, target.path, scope)
         if reply is None:
@@ -90,17 +90,17 @@ class BuiltIn(FileSource):
 
     @cached_property
     def _files(self) -> tuple[str, dict[str, bytes]]:
-        """The hash of all files, and every file by its path."""
+        """The hash of all files, and the content of each file by its path."""
         files = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
         digest = hashlib.sha256(REMOVE_WORKER + __version__.encode())
         for name, body in sorted(files.items()):
             digest.update(f"{name}\0{len(body)}\0".encode() + body)
         version = digest.hexdigest()[:16]
         app = f"{APP}/{version}"
-        kept = {f"/{app}/{name}": body for name, body in files.items() if "/" in name}
+        modules = {f"/{app}/{name}": body for name, body in files.items() if "/" in name}
         top = {f"/{name}": body.replace(b"{{app}}", app.encode()) for name, body in files.items() if "/" not in name}
-        about = json.dumps({"version": version, "server": __version__}).encode()
-        return version, kept | top | {"/": top["/index.html"], "/sw.js": REMOVE_WORKER, _ABOUT: about}
+        version_file = json.dumps({"version": version, "server": __version__}).encode()
+        return version, modules | top | {"/": top["/index.html"], "/sw.js": REMOVE_WORKER, _VERSION_FILE: version_file}
 
     def has(self, path: str) -> bool:
         return path in self._top or (path.startswith(f"/{APP}/") and path in self._files[1])
@@ -110,8 +110,8 @@ class BuiltIn(FileSource):
         if path not in files:
             return None
         headers = {**self._headers, "ETag": f'"{version}"'}
-        if path.startswith(f"/{APP}/") and path != _ABOUT:
-            headers["Cache-Control"] = KEPT
+        if path.startswith(f"/{APP}/") and path != _VERSION_FILE:
+            headers["Cache-Control"] = IMMUTABLE
         if path.endswith("/diagram.html"):
             headers["Content-Security-Policy"] = _DIAGRAM_POLICY
         known = Headers(scope=scope).get("if-none-match", "").split(",")
@@ -122,21 +122,21 @@ class BuiltIn(FileSource):
 
 
 class Folder(FileSource):
-    """The files of `root`, as they are at that moment; ``index.html`` where a folder is named (llama.cpp
-    tools/server/server-http.cpp; cpp-httplib's mount points). Nothing above `root` is reached, by links neither."""
+    """The files of `root`, read at each request. A path of a folder returns its ``index.html``, as in llama-server
+    (tools/server/server-http.cpp; cpp-httplib's mount points). Files outside `root` are never served, even by links."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(_NO_SNIFFING)
         self._files = StaticFiles(directory=root, check_dir=False)
 
     def has(self, path: str) -> bool:
-        return super().has(path) or self._place(path) is not None
+        return super().has(path) or self._find(path) is not None
 
     def reply(self, path: str, scope: Scope) -> Response | None:
-        place = self._place(path)
-        if place is None:
+        found = self._find(path)
+        if found is None:
             return super().reply(path, scope)
-        name, status = place
+        name, status = found
         if not os.access(name, os.R_OK):
             return None
         reply = self._files.file_response(name, status, scope)
@@ -145,13 +145,13 @@ class Folder(FileSource):
             reply.headers["Content-Type"] = kind
         return reply
 
-    def _place(self, path: str) -> tuple[str, os.stat_result] | None:
-        """Return the file that a path names, and its status."""
+    def _find(self, path: str) -> tuple[str, os.stat_result] | None:
+        """Return the name and status of the file at `path`, None without one."""
         if "\\" in path:
             return None
         try:
             name, status = self._files.lookup_path((path + "index.html" * path.endswith("/")).lstrip("/"))
-        except (OSError, ValueError):  # a name that is too long or has a NUL, a loop of links
+        except (OSError, ValueError):  # the name is too long or has a NUL, or links form a loop
             return None
         return (name, status) if status is not None and stat.S_ISREG(status.st_mode) else None
 
@@ -165,7 +165,7 @@ _DIAGRAM_POLICY = (
     "sandbox allow-scripts; default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
 )
-"""Of the frame that runs Mermaid, which writes styles: no origin, no storage, no requests."""
+"""The policy of the frame that runs Mermaid, which writes styles: no origin, no storage, no requests."""
 _LOOPBACK = ("http://127.0.0.1:*", "http://localhost:*")
 _NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 
@@ -173,7 +173,7 @@ _NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 def security_headers(connect: tuple[str, ...]) -> dict[str, str]:
     """Forbid inline scripts, scripts from other hosts, and requests to other hosts except ``connect``.
 
-    ``connect``: sources of ``connect-src``, for MCP servers; ``loopback`` means this machine.
+    ``connect``: sources of ``connect-src``, for MCP servers; ``loopback`` means loopback addresses.
     """
     sources = [source for each in connect for source in (_LOOPBACK if each == "loopback" else (each,))]
     return _NO_SNIFFING | {

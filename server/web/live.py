@@ -1,10 +1,9 @@
 """The web UI's live data: one event stream for all of its views, and the last hour in numbers.
 
-A state is built at most every `EVERY_S`, once for all readers, from snapshots of the engines
-(`engine.snapshots`). Without readers nothing is built, and step threads record no steps. With more active
-streams the interval grows, so that the cost to them stays the same. Other events are sent on change: finished
-requests, cached prompt states, and the last hour of samples, first all and then each new one. Times are unix
-milliseconds.
+A state is built at most every `INTERVAL_S`, once for all readers, from snapshots of the engines (`engine.snapshots`).
+Without readers nothing is built, and step threads record no steps. The interval grows with the number of running
+choices, so that the cost to each stays the same. Other events are sent on change: finished requests, cached prompt
+states, and the samples of the last hour, first all and then each new one. Times are unix milliseconds.
 """
 
 import asyncio
@@ -27,31 +26,31 @@ from server.pool.model import Generator
 from server.pool.state import ModelState
 
 SAMPLE_S = 10.0
-KEPT_S = 3600.0
-EVERY_S = 0.4
-FOR_EACH_S = 0.02  # longer, for each choice that runs
-MOST_WATCHERS = 16
+HISTORY_S = 3600.0
+INTERVAL_S = 0.4
+INTERVAL_PER_CHOICE_S = 0.02  # added to the interval for each running choice
+MAX_WATCHERS = 16
 MAX_ENDED = 100
 Json = dict[str, Any]
-Load: TypeAlias = tuple[str, float]  # a model, and when it was loaded
+Load: TypeAlias = tuple[str, float]  # a model and the time of its load
 Milliseconds: TypeAlias = Callable[[float], float]
 
 
 class History:
-    """Samples of the last hour. Used on the event loop.
+    """The samples of the last hour. Used on the event loop.
 
-    Each describes the seconds before ``at`` (unix seconds), summed over all models; None where there was no activity.
+    Each describes the interval before ``at`` (unix seconds), summed over all models; None = no activity.
     ``first_token`` and ``gap``: median and 95th percentile in seconds, at the resolution of the histogram's buckets.
     ``hit_rate``: fraction of prompt tokens from a cache. ``memory``: bytes of the loaded models.
 
-    `ledger`: that of the metrics, which releases a model as soon as it is unloaded.
+    `ledger`: the ledger of the metrics, which releases a model as soon as it is unloaded.
     """
 
     def __init__(self, states: Callable[[], Sequence[ModelState]], ledger: Ledger) -> None:
         self._states, self._ledger = states, ledger
         self._before = EngineStats()
         self._sampled_at = time.time()
-        self.samples: deque[Json] = deque(maxlen=int(KEPT_S / SAMPLE_S))
+        self.samples: deque[Json] = deque(maxlen=int(HISTORY_S / SAMPLE_S))
         self.latest = b""  # the event of the last sample
 
     def sample(self) -> None:
@@ -103,24 +102,24 @@ def _since(now: Histogram, before: Histogram) -> list[int]:
 
 @dataclass(slots=True)
 class Live:
-    """Used on the event loop."""
+    """Builds the events for all readers. Used on the event loop."""
 
     states: Callable[[], Sequence[ModelState]]
     history: History
     _n_watchers: int = 0
-    _made_at: float = 0.0
-    _stands_s: float = 0.0
+    _built_at: float = 0.0
+    _interval_s: float = 0.0
     _state: bytes = b""
     _requests: bytes = b""
-    _ended: Collection[object] = ()  # those in `_requests`
+    _ended: Collection[object] = ()  # keys of the requests in `_requests`
     _tiers: bytes = b""
-    _kept: dict[Load, Mapping[str, TierView]] = field(default_factory=dict)  # in `_tiers`
-    _known: dict[tuple[str, float, int], int] = field(default_factory=dict)  # steps by model, load and instance
+    _cached: dict[Load, Mapping[str, TierView]] = field(default_factory=dict)  # the states in `_tiers`
+    _last_steps: dict[tuple[str, float, int], int] = field(default_factory=dict)  # sent, by model, load and instance
 
     def begin(self) -> None:
         """Register a reader until `end`. Raises `QueueFull` at the reader limit."""
-        if self._n_watchers >= MOST_WATCHERS:
-            raise QueueFull(f"{MOST_WATCHERS} readers watch, and no more are possible", 10, "web_ui_full")
+        if self._n_watchers >= MAX_WATCHERS:
+            raise QueueFull(f"{MAX_WATCHERS} readers watch, and no more are possible", 10, "web_ui_full")
         self._n_watchers += 1
         self._watch()
 
@@ -128,10 +127,10 @@ class Live:
         self._n_watchers -= 1
         if not self._n_watchers:
             self._watch()
-            self._known.clear()
+            self._last_steps.clear()
 
     def _watch(self) -> dict[Load, Generator]:
-        """Have the loaded engines publish while there are readers, and return them."""
+        """Enable snapshots of all loaded engines while there are readers. Returns the engines."""
         loaded = [state.loaded for state in self.states() if state.loaded is not None]
         engines = {(each.spec.id, each.loaded_at): each.generator for each in loaded if each.generator is not None}
         for engine in engines.values():
@@ -143,32 +142,32 @@ class Live:
         yield _event("history", list(self.history.samples))
         sent = (b"", self.history.latest, b"", b"")
         while not stopping.is_set():
-            self._make()
+            self._build()
             current = (self._state, self.history.latest, self._requests, self._tiers)
             if changed := b"".join([new for new, old in zip(current, sent, strict=True) if new is not old]):
                 yield changed
             sent = current
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(self._made_at + self._stands_s - time.monotonic(), 0.001)):
+                async with asyncio.timeout(max(self._built_at + self._interval_s - time.monotonic(), 0.001)):
                     await stopping.wait()
 
-    def _make(self) -> None:
+    def _build(self) -> None:
         now = time.monotonic()
-        if self._state and now - self._made_at < self._stands_s * 0.9:
+        if self._state and now - self._built_at < self._interval_s * 0.9:
             return
-        self._made_at = now
-        engines = self._watch()  # models that were loaded meanwhile, too
+        self._built_at = now
+        engines = self._watch()  # also enables snapshots of newly loaded models
         states = self.states()
-        self._stands_s = EVERY_S + FOR_EACH_S * sum(state.n_leases for state in states)
+        self._interval_s = INTERVAL_S + INTERVAL_PER_CHOICE_S * sum(state.n_leases for state in states)
         self._state = _event("state", {"at": _ms(time.time()), "models": [self._model(state) for state in states]})
         self._collect(engines)
-        kept = {load: engine.cached_states() for load, engine in engines.items()}
-        if kept != self._kept:
-            self._kept = kept
-            self._tiers = _event("tiers", {load[0]: _tiers(tiers, engines[load]) for load, tiers in kept.items()})
+        cached = {load: engine.cached_states() for load, engine in engines.items()}
+        if cached != self._cached:
+            self._cached = cached
+            self._tiers = _event("tiers", {load[0]: _tiers(tiers, engines[load]) for load, tiers in cached.items()})
 
     def _model(self, state: ModelState) -> Json:
-        shown: Json = {
+        described: Json = {
             "id": state.spec.id,
             "status": state.status.value,
             "progress": state.progress,
@@ -179,10 +178,10 @@ class Live:
             "pinned": state.pinned,
         }
         if state.facts is not None:
-            shown |= {"n_ctx": state.facts.n_ctx_seq, "n_slots": state.facts.n_slots}
+            described |= {"n_ctx": state.facts.n_ctx_seq, "n_slots": state.facts.n_slots}
         if state.loaded is not None and state.loaded.generator is not None:
-            shown["engine"] = self._engine(state.loaded.generator, (state.spec.id, state.loaded.loaded_at))
-        return shown
+            described["engine"] = self._engine(state.loaded.generator, (state.spec.id, state.loaded.loaded_at))
+        return described
 
     def _engine(self, engine: Generator, key: tuple[str, float]) -> Json:
         at = _clock(engine.now)
@@ -219,9 +218,9 @@ class Live:
 
     def _steps(self, view: InstanceView, key: tuple[str, float, int], at: Milliseconds) -> list[list[float]]:
         """Return the steps since the previous state."""
-        known = self._known.get(key, -1)
+        known = self._last_steps.get(key, -1)
         if view.steps:
-            self._known[key] = view.steps[-1][0]
+            self._last_steps[key] = view.steps[-1][0]
         return [
             [number, at(ended), round(seconds, 5), *n_tokens]
             for number, ended, seconds, *n_tokens in view.steps
@@ -229,23 +228,23 @@ class Live:
         ]
 
     def _collect(self, engines: Mapping[Load, Generator]) -> None:
-        ended = {(*load, one.request, one.index): one for load, engine in engines.items() for one in engine.ended()}
+        ended = {(*load, view.request, view.index): view for load, engine in engines.items() for view in engine.ended()}
         if ended.keys() == set(self._ended) and self._requests:
             return
         self._ended = ended.keys()
         clocks = {load: _clock(engine.now) for load, engine in engines.items()}
-        shown = [
-            choice_object(one, at) | {"model": model, "slot": one.slot, "ended": at(one.ended_at)}
-            for (model, loaded_at, *_), one in ended.items()
+        described = [
+            choice_object(view, at) | {"model": model, "slot": view.slot, "ended": at(view.ended_at)}
+            for (model, loaded_at, *_), view in ended.items()
             for at in (clocks[model, loaded_at],)
         ]
-        self._requests = _event("requests", sorted(shown, key=itemgetter("ended"))[-MAX_ENDED:])
+        self._requests = _event("requests", sorted(described, key=itemgetter("ended"))[-MAX_ENDED:])
 
 
 def _clock(now: float) -> Milliseconds:
-    """Return the function from an engine's times, now `now`, to unix milliseconds. 0 stays 0: it has not happened."""
-    ahead = time.time() - now
-    return lambda at: _ms(at + ahead) if at else 0.0
+    """Return a function from an engine's times, where `now` is the current one, to unix milliseconds. 0 stays 0."""
+    offset = time.time() - now
+    return lambda at: _ms(at + offset) if at else 0.0
 
 
 def choice_object(choice: ChoiceView, at: Milliseconds) -> Json:

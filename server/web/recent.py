@@ -1,4 +1,4 @@
-"""What the web UI shows of the recent past: the log's last lines, and with ``log_bodies`` the bodies of requests."""
+"""Recent log lines for the web UI, and with ``log_bodies`` the bodies of recent requests."""
 
 import logging
 from collections import deque
@@ -10,30 +10,30 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.telemetry.record import RECORD
 from server.transport.endpoints import TARGET
 
-MOST_KEPT = 100
-MOST_BYTES = 64 * 1024  # of a body; the rest is counted
+MAX_REQUESTS = 100
+MAX_BYTES = 64 * 1024  # of each body; the rest is only counted
 
 
 @dataclass(slots=True)
 class BodyStart:
     """The first bytes of a body and its total length."""
 
-    kept: bytearray = field(default_factory=bytearray)
+    start: bytearray = field(default_factory=bytearray)
     n_bytes: int = 0
 
     def add(self, part: bytes) -> None:
         self.n_bytes += len(part)
-        self.kept += part[: max(0, MOST_BYTES - len(self.kept))]
+        self.start += part[: max(0, MAX_BYTES - len(self.start))]
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The object that the web UI shows."""
-        return {"text": self.kept.decode("utf-8", "replace"), "n_bytes": self.n_bytes}
+        """The JSON object for the web UI."""
+        return {"text": self.start.decode("utf-8", "replace"), "n_bytes": self.n_bytes}
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedBodies:
-    """One request by its id (`X-Request-Id`) and the response so far."""
+    """The bodies of one request (``X-Request-Id``) and of its response so far."""
 
     id: str
     path: str
@@ -42,15 +42,15 @@ class RecordedBodies:
 
 
 class Bodies:
-    """Stores the bodies of inference requests. ``on`` False: nothing is stored."""
+    """Records the bodies of inference requests, unless ``on`` is False."""
 
     def __init__(self, *, on: bool = False) -> None:
         self.on = on
-        self._recorded: deque[RecordedBodies] = deque(maxlen=MOST_KEPT)
+        self._recorded: deque[RecordedBodies] = deque(maxlen=MAX_REQUESTS)
 
     def of(self, request_id: str) -> RecordedBodies | None:
         """Return the newest request with this id."""
-        return next((one for one in reversed(self._recorded) if one.id == request_id), None)
+        return next((each for each in reversed(self._recorded) if each.id == request_id), None)
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """Wrap `app` to record request and response bodies."""
@@ -64,34 +64,32 @@ class Bodies:
             exchange = RecordedBodies(scope[RECORD].id, scope[TARGET].path)
             self._recorded.append(exchange)
 
-            async def received() -> Message:
+            async def record_request() -> Message:
                 message = await receive()
                 if message["type"] == "http.request":
                     exchange.request.add(message.get("body", b""))
                 return message
 
-            async def sent(message: Message) -> None:
+            async def record_reply(message: Message) -> None:
                 if message["type"] == "http.response.body":
                     exchange.reply.add(message.get("body", b""))
                 await send(message)
 
-            await app(scope, received, sent)
+            await app(scope, record_request, record_reply)
 
         return serve
 
 
-MOST_LINES = 500
-MOST_CHARS = 2000  # of a line
+MAX_LINES = 500
+MAX_CHARS = 2000  # of each line
 
 
 class RecentLog(logging.Handler):
-    """Stores recent log records in addition to other handlers. Thread-safe: `logging` holds a lock, and copies are made
-    in one operation.
-    """
+    """Stores recent log records. Thread-safe: `logging` holds a lock, and the deque is copied in one operation."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: deque[dict[str, Any]] = deque(maxlen=MOST_LINES)
+        self._lines: deque[dict[str, Any]] = deque(maxlen=MAX_LINES)
         self._n_lines = 0
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -104,7 +102,7 @@ class RecentLog(logging.Handler):
         self._n_lines += 1
         origin = record.name.removeprefix("server.")
         line = {"number": self._n_lines, "at": record.created, "level": record.levelname[0], "origin": origin}
-        self._lines.append(line | {"text": text[:MOST_CHARS]})
+        self._lines.append(line | {"text": text[:MAX_CHARS]})
 
     def after(self, number: int) -> list[dict[str, Any]]:
         """Return the lines with a higher ``number``, the oldest first. ``at`` is in Unix seconds."""

@@ -1,1 +1,1 @@
-"""Tests of real gateways in front of Llamapool servers. `make gateway` runs them."""
+"""Tests of real gateways with Llamapool servers as backends. `make gateway` runs them."""

@@ -1,6 +1,6 @@
-"""Run LiteLLM's proxy with deploy/gateway/litellm.yaml in front of two servers: ``make gateway``.
+"""Run LiteLLM's proxy with deploy/gateway/litellm.yaml and two servers as backends: ``make gateway``.
 
-``LITELLM`` names the proxy's program. It has its own environment, because its package versions differ from ours.
+``LITELLM`` names the proxy's program. It has its own virtual environment, because its dependencies differ from ours.
 """
 
 import json
@@ -22,7 +22,7 @@ TOOL = tool("get_weather", CITY, function={"strict": True}, additionalProperties
 
 
 class Proxy(RealServer):
-    """The proxy. It is alive before it has a database, which it does not need."""
+    """The proxy. Its readiness check needs a database, so its liveness is checked instead."""
 
     health = "/health/liveliness"
 
@@ -58,7 +58,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         yield Gateway(servers, proxy)
 
 
-def test_a_chat_has_the_servers_text_and_usage(gateway: Gateway) -> None:
+def test_chat_has_text_and_usage_of_the_server(gateway: Gateway) -> None:
     body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     through = gateway.client.chat.completions.create(model="chat", **body)  # type: ignore[call-overload]
     direct = gateway.direct[0].chat.completions.create(model="demo", **body)  # type: ignore[call-overload]
@@ -67,7 +67,7 @@ def test_a_chat_has_the_servers_text_and_usage(gateway: Gateway) -> None:
         assert getattr(through.usage, field) == getattr(direct.usage, field)
 
 
-def test_a_stream_arrives_in_several_chunks_with_usage(gateway: Gateway) -> None:
+def test_stream_arrives_in_several_chunks_with_usage(gateway: Gateway) -> None:
     stream = gateway.client.chat.completions.create(
         model="chat",
         messages=[{"role": "user", "content": QUESTION}],
@@ -84,7 +84,7 @@ def test_a_stream_arrives_in_several_chunks_with_usage(gateway: Gateway) -> None
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tool_calls_pass(gateway: Gateway, *, stream: bool) -> None:
+def test_tool_calls_are_forwarded(gateway: Gateway, *, stream: bool) -> None:
     body = {"model": "chat", "messages": [{"role": "user", "content": "The weather in Paris?"}], "tools": [TOOL]}
     forced = {"tool_choice": "required", "max_tokens": 99, "temperature": 0}
     if stream:
@@ -101,7 +101,7 @@ def test_tool_calls_pass(gateway: Gateway, *, stream: bool) -> None:
 
 
 def test_requests_continue_when_a_server_dies(gateway: Gateway) -> None:
-    """The last test: it stops the first server. Both kinds of fallback reach the second one."""
+    """Must be the last test, because it stops the first server. Both kinds of fallback reach the second one."""
     gateway.servers[0].process.terminate()
     gateway.servers[0].process.wait(60)
     for model in ("chat-a", "chat", "chat", "chat", "chat"):

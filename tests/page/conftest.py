@@ -1,6 +1,6 @@
-"""The web page in a real browser, against real servers with the demo model: `make page`, not part of `make test`.
+"""The web UI in a real browser, against real servers with the demo model: `make page`, not part of `make test`.
 
-Needs Playwright's Python package and a Chromium of the system (``CHROMIUM`` names another one), or a Firefox that
+Needs Playwright's Python package and the system's Chromium (``CHROMIUM`` names another one), or a Firefox that
 ``FIREFOX`` names. ``AXE_CORE`` is the file of axe-core, which checks accessibility.
 """
 
@@ -11,7 +11,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +47,9 @@ models:
     n_ctx: 2048
   broken:
     path: {folder}/broken.gguf
-  seeing:
+  multimodal:
     path: {demo}
-    mmproj: {demo_eyes}
+    mmproj: {mmproj}
     n_ctx: 4096
 """
 GUARDED = """
@@ -75,18 +75,18 @@ keys:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """Open; one model is loaded, another one can be, a third one can't."""
+    """Start a server without keys: one loaded model, two that can be loaded, and a broken one."""
     folder = tmp_path_factory.mktemp("page")
     (folder / "broken.gguf").write_bytes(DEMO.read_bytes()[:4096])
     config = folder / "config.yaml"
-    config.write_text(CONFIG.format(folder=folder, demo=DEMO, demo_eyes=DEMO.with_name("mmproj-demo.gguf")))
+    config.write_text(CONFIG.format(folder=folder, demo=DEMO, mmproj=DEMO.with_name("mmproj-demo.gguf")))
     with llamapool_config(config) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """With a keys file, one slot, and room for one who waits."""
+    """Start a server with a key file, one slot, and a queue of one."""
     with guarded_server(tmp_path_factory.mktemp("guarded")) as running:
         yield running
 
@@ -102,18 +102,18 @@ def guarded_server(folder: Path) -> Iterator[RealServer]:
 
 @contextmanager
 def full_queue(guarded: RealServer) -> Iterator[None]:
-    """Somebody writes, and somebody waits."""
+    """Fill the server: one request decodes and one waits."""
     head = {"Authorization": f"Bearer {KEY}"}
-    ids = ["the-one-that-writes", "the-one-that-waits"]
+    ids = ["decoding", "waiting"]
 
-    def ask(name: str) -> None:
+    def complete(name: str) -> None:
         body = {"model": "demo", "prompt": "Once upon a time", "ignore_eos": True, "n_predict": 10**6, "stream": True}
         guarded.request("POST", "/completion", body, headers=head | {"X-Conversation-Id": name})
 
-    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in ids]
-    for thread, then in zip(threads, ("llamacpp:requests_processing 1", "llamacpp:requests_deferred 1"), strict=True):
+    threads = [threading.Thread(target=complete, args=(name,), daemon=True) for name in ids]
+    for thread, line in zip(threads, ("llamacpp:requests_processing 1", "llamacpp:requests_deferred 1"), strict=True):
         thread.start()
-        while then not in guarded.request("GET", "/metrics", headers=head).body.decode():
+        while line not in guarded.request("GET", "/metrics", headers=head).body.decode():
             time.sleep(0.05)
     try:
         yield
@@ -127,14 +127,14 @@ def full_queue(guarded: RealServer) -> Iterator[None]:
 
 
 def tone() -> bytes:
-    """Return a second of 440 Hz as WAV."""
+    """Return one second of 440 Hz as WAV."""
     samples = (int(12000 * math.sin(2 * math.pi * 440 * i / 16000)) for i in range(16000))
     return wav(b"".join(sample.to_bytes(2, "little", signed=True) for sample in samples))
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Return one browser for all tests: Chromium, or the Firefox that ``FIREFOX`` names, over WebDriver BiDi."""
+    """Launch one browser for all tests: Chromium, or over WebDriver BiDi the Firefox that ``FIREFOX`` names."""
     from playwright.sync_api import sync_playwright
 
     assert FIREFOX or CHROMIUM, "no Chromium is installed"
@@ -146,7 +146,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
                 "media.navigator.streams.fake": True,
                 "media.navigator.permission.disabled": True,
             }
-            started = running.firefox.launch(
+            launched = running.firefox.launch(
                 executable_path=FIREFOX, channel="moz-firefox", firefox_user_prefs=preferences
             )
         else:
@@ -154,9 +154,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             microphone.write_bytes(tone())
             fakes = ("device-for-media-stream", "ui-for-media-stream")
             arguments = [f"--use-fake-{name}" for name in fakes] + [f"--use-file-for-fake-audio-capture={microphone}"]
-            started = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *arguments])
-        yield started
-        started.close()
+            launched = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *arguments])
+        yield launched
+        launched.close()
 
 
 RECORD_CHATS = """
@@ -167,11 +167,11 @@ window.fetch = (url, options) => {
   return send(url, options);
 };
 """
-"""Keeps the bodies of the page's chat requests; BiDi does not have them."""
+"""Records the bodies of chat requests in `window.chats`, because BiDi does not report them."""
 
 
 def chat_body(page: Any) -> Any:
-    """Wait for the next chat request of `page`, and return its body."""
+    """Wait for the next chat request of `page`. Returns its body."""
     return page.wait_for_function("() => window.chats.shift()").json_value()
 
 
@@ -181,7 +181,7 @@ def enter_key(page: Any, key: str) -> None:
 
 
 def with_key(visit: "Visit") -> Any:
-    """Open the chat with the tests' key in the browser's storage."""
+    """Open the chat with a valid key in the browser's storage."""
     visit.context.add_init_script(f"if (location.host) localStorage.setItem('llamapool.key', '{KEY}')")
     page = visit.open()
     page.wait_for_selector(".model-picker select")
@@ -189,8 +189,10 @@ def with_key(visit: "Visit") -> Any:
 
 
 class Visit:
-    """One browser profile's look at a server. At its end nothing may have gone wrong in the page, and no other host may
-    have been asked."""
+    """One browser profile with a page of a server. `close` fails on errors in the page and on requests to other hosts.
+
+    A test adds expected hosts to `hosts`, and removes expected errors from `faults`.
+    """
 
     def __init__(self, browser: Any, base: str, **options: Any) -> None:
         self.base = base
@@ -200,14 +202,14 @@ class Visit:
         self.page = self.context.new_page()
         self.page.set_default_timeout(60_000)
         self.faults: list[str] = []
-        self.asked: list[str] = []
+        self.urls: list[str] = []
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("console", self._said)
-        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("console", self._on_console)
+        self.page.on("request", lambda request: self.urls.append(request.url))
 
-    def _said(self, message: Any) -> None:
-        refused = "Failed to load resource" in message.text  # a status that a test wanted
-        if message.type in ("error", "warning") and not refused:
+    def _on_console(self, message: Any) -> None:
+        is_status = "Failed to load resource" in message.text  # tests provoke error statuses
+        if message.type in ("error", "warning") and not is_status:
             self.faults.append(message.text)
 
     def open(self, view: str = "chat") -> Any:
@@ -218,28 +220,44 @@ class Visit:
     def close(self) -> None:
         self.context.close()
         assert self.faults == []
-        assert [url for url in self.asked if not url.startswith(self.hosts)] == []
+        assert [url for url in self.urls if not url.startswith(self.hosts)] == []
 
 
 @pytest.fixture
-def visit(browser: Any, server: RealServer) -> Iterator[Visit]:
-    """A new profile at `server`."""
-    made = Visit(browser, server.base_url)
-    yield made
-    made.close()
+def new_visit(browser: Any, server: RealServer) -> Iterator[Callable[..., Visit]]:
+    """Open profiles, by default at `server`, with options of Playwright. All are closed at the end."""
+    opened: list[Visit] = []
+
+    def open_profile(base: str = server.base_url, **options: Any) -> Visit:
+        opened.append(Visit(browser, base, **options))
+        return opened[-1]
+
+    yield open_profile
+    for each in opened:
+        each.close()
 
 
 @pytest.fixture
-def guarded_visit(browser: Any, guarded: RealServer) -> Iterator[Visit]:
-    """A new profile at `guarded`."""
-    made = Visit(browser, guarded.base_url)
-    yield made
-    made.close()
+def visit(new_visit: Callable[..., Visit]) -> Visit:
+    """Open a profile at `server`."""
+    return new_visit()
+
+
+@pytest.fixture
+def page(visit: Visit) -> Any:
+    """Open the chat view at `server`."""
+    return visit.open()
+
+
+@pytest.fixture
+def guarded_visit(new_visit: Callable[..., Visit], guarded: RealServer) -> Visit:
+    """Open a profile at `guarded`."""
+    return new_visit(guarded.base_url)
 
 
 @dataclass(frozen=True)
 class McpServer:
-    """An MCP server that pages of all origins may use. ``calls``: the tools that were called."""
+    """An MCP server that allows all origins. `calls`: name and arguments of each tool call."""
 
     url: str
     calls: list[tuple[str, Any]]
@@ -251,7 +269,7 @@ class McpServer:
 
 @pytest.fixture
 def mcp() -> Iterator[McpServer]:
-    """Tools, a prompt, a resource and a resource template over HTTP on loopback."""
+    """Serve tools, a prompt, a resource and a resource template over HTTP on loopback."""
     tools = Tools()
     server = tools.make()
 
@@ -267,8 +285,8 @@ def mcp() -> Iterator[McpServer]:
     def note(number: str) -> str:
         return f"Note {number}"
 
-    every = ["*"]
-    app = CORSMiddleware(server.streamable_http_app(), every, every, every, expose_headers=["Mcp-Session-Id"])
+    anything = ["*"]
+    app = CORSMiddleware(server.streamable_http_app(), anything, anything, anything, expose_headers=["Mcp-Session-Id"])
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0)
@@ -282,5 +300,4 @@ def mcp() -> Iterator[McpServer]:
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    place = os.environ.get("AXE_CORE", str(ROOT / "build" / "page" / "axe.min.js"))
-    return Path(place).read_text()
+    return Path(os.environ.get("AXE_CORE", str(ROOT / "build" / "page" / "axe.min.js"))).read_text()

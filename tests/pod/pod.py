@@ -1,8 +1,8 @@
 """Run the image and the manifests in a container runtime, with the test as the kubelet. ``make pod`` runs this.
 
-It needs root, podman, and a network of its own, whose ports are free (``unshare --net``). Variables name what it uses:
-``KUBECTL`` and ``PODMAN_COMPOSE`` are programs; ``POD_STORE`` contains the image, with the run root ``POD_RUNROOT``.
-docs/kubernetes.md says what is checked.
+It needs root, podman, and its own network namespace, so that all ports are free (``unshare --net``). The variables
+``KUBECTL`` and ``PODMAN_COMPOSE`` name programs; ``POD_STORE`` contains the image, with the run root ``POD_RUNROOT``.
+docs/kubernetes.md lists the checks.
 """
 
 import base64
@@ -25,8 +25,8 @@ import yaml
 from server.transport.keys import add_entry, hash_of, new_key
 from tests.media_files import wav
 from tests.pod.podman import Manifest, Pod, Podman, only
+from tests.support.fake_hub import fake_hub
 from tests.support.kustomize import render
-from tests.support.stand_in_hub import stand_in_hub
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ LAYERS = {path.parent.name: path.parent for path in sorted(ROOT.glob("deploy/kub
 KEYS_FILE = "keys.yaml"
 HELLO: Mapping[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "temperature": 0}
 MODELS = "/opt/venv/share/llamapool/models"
-INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+PROBE_SCRIPT = Path(__file__).with_name("rights.py").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
@@ -47,17 +47,17 @@ def key() -> str:
     return new_key()
 
 
-def kustomized(layer: str) -> list[Manifest]:
-    """Return what ``kubectl kustomize`` makes of a layer."""
+def kustomize(layer: str) -> list[Manifest]:
+    """Return the manifests of a layer as ``kubectl kustomize`` renders them."""
     done = subprocess.run(
         [os.environ["KUBECTL"], "kustomize", str(LAYERS[layer])], capture_output=True, text=True, check=True
     )
     return list(yaml.safe_load_all(done.stdout))
 
 
-def rendered(layer: str, keys: Mapping[str, str]) -> list[Manifest]:
-    """Return a layer's manifests, with a Secret as ``kubectl create secret`` writes it."""
-    manifests = kustomized(layer)
+def render_layer(layer: str, keys: Mapping[str, str]) -> list[Manifest]:
+    """Return a layer's manifests with the Secret that ``kubectl create secret`` would create from `keys`."""
+    manifests = kustomize(layer)
     secret = only(manifests, "Secret")
     data = {name: base64.b64encode(text.encode()).decode() for name, text in keys.items()}
     manifests[manifests.index(secret)] = {"kind": "Secret", "metadata": secret["metadata"], "data": data}
@@ -65,7 +65,7 @@ def rendered(layer: str, keys: Mapping[str, str]) -> list[Manifest]:
 
 
 def key_file(folder: Path, *keys: str) -> dict[str, str]:
-    """Return the Secret's only file, which ``llamapool keys add`` would write."""
+    """Return the Secret's only file as ``llamapool keys add`` writes it."""
     file = folder / KEYS_FILE
     file.unlink(missing_ok=True)
     for number, each in enumerate(keys):
@@ -76,7 +76,7 @@ def key_file(folder: Path, *keys: str) -> dict[str, str]:
 
 @pytest.fixture
 def base(podman: Podman, key: str, tmp_path: Path) -> Iterator[Pod]:
-    pod = Pod(podman, rendered("base", key_file(tmp_path, key)), tmp_path / "volumes")
+    pod = Pod(podman, render_layer("base", key_file(tmp_path, key)), tmp_path / "volumes")
     try:
         yield pod
     finally:
@@ -87,51 +87,51 @@ def client(pod: Pod, key: str) -> httpx.Client:
     return httpx.Client(base_url=pod.url, headers={"Authorization": f"Bearer {key}"}, timeout=120, trust_env=False)
 
 
-def configured(pod: Pod, **models: Mapping[str, Any]) -> dict[str, str]:
+def config_files(pod: Pod, **models: Mapping[str, Any]) -> dict[str, str]:
     config = yaml.safe_load(only(pod.manifests, "ConfigMap")["data"]["config.yaml"])
     return {"config.yaml": yaml.safe_dump({**config, "models": {**config["models"], **models}})}
 
 
-def sound(n_bytes: int) -> bytes:
-    """Return a WAV file of noise of about that size: 48 kHz, two channels of 32 bits."""
+def noise(n_bytes: int) -> bytes:
+    """Return a WAV file of noise of about `n_bytes`: 48 kHz, two channels, 32 bits."""
     return wav(random.Random(0).randbytes(n_bytes // 8 * 8), 48_000, 2, 4)
 
 
-def named(manifests: Sequence[Manifest]) -> dict[tuple[str, str], Manifest]:
+def by_name(manifests: Sequence[Manifest]) -> dict[tuple[str, str], Manifest]:
     return {(each["kind"], each["metadata"]["name"]): each for each in manifests}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_the_renderer_of_other_tests_agrees_with_kubectl(layer: str) -> None:
-    assert named(render(LAYERS[layer])) == named(kustomized(layer))
+def test_kustomize_renderer_of_other_tests_agrees_with_kubectl(layer: str) -> None:
+    assert by_name(render(LAYERS[layer])) == by_name(kustomize(layer))
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_each_layers_pod_starts_confined_and_answers_with_a_key_only(
+def test_pod_of_each_layer_starts_with_few_rights_and_needs_a_key(
     layer: str, podman: Podman, key: str, tmp_path: Path
 ) -> None:
-    """Of the layer ``gpu`` everything but the GPU."""
-    pod = Pod(podman, rendered(layer, key_file(tmp_path, key)), tmp_path / "volumes")
+    """The layer ``gpu`` is tested without its GPU."""
+    pod = Pod(podman, render_layer(layer, key_file(tmp_path, key)), tmp_path / "volumes")
     try:
         pod.start()
         pod.wait_until_ready()
         assert pod.probe("livenessProbe")
-        found = json.loads(podman("exec", pod.containers[-1], "python3", "-c", INSIDE))
+        found = json.loads(podman("exec", pod.containers[-1], "python3", "-c", PROBE_SCRIPT))
         limit = int(pod.container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
         assert found == {
             **{"uid": 10001, "gid": 10001, "capabilities": 0, "no_new_privileges": "1"},
             **{"writable": ["/tmp", "/models"], "memory": str(limit), "links": []},
         }
-        with client(pod, key) as asking:
-            assert asking.post("/v1/chat/completions", json=HELLO).json()["usage"]["completion_tokens"] > 0
-            refused = asking.post("/v1/chat/completions", json=HELLO, headers={"Authorization": "Bearer wrong"})
+        with client(pod, key) as http:
+            assert http.post("/v1/chat/completions", json=HELLO).json()["usage"]["completion_tokens"] > 0
+            refused = http.post("/v1/chat/completions", json=HELLO, headers={"Authorization": "Bearer wrong"})
             assert refused.status_code == 401
     finally:
         pod.remove()
 
 
 def test_service_links_do_not_stop_the_server(base: Pod) -> None:
-    """They come with ``enableServiceLinks``, which is true where a manifest does not mention it."""
+    """Kubernetes adds these variables by default. Their names look like settings of the server."""
     base.spec = {**base.spec, "enableServiceLinks": True}
     base.start()
     base.wait_until_ready()
@@ -139,92 +139,92 @@ def test_service_links_do_not_stop_the_server(base: Pod) -> None:
     assert "LLAMAPOOL_PORT=tcp://10.96.0.7:80\n" in environment
 
 
-def test_changed_volumes_are_read_while_the_pod_runs(base: Pod, key: str, tmp_path: Path) -> None:
-    """A ConfigMap adds ears to the model, with which it transcribes 3 MB; a Secret replaces a key."""
+def test_changed_volumes_are_reloaded_while_the_pod_runs(base: Pod, key: str, tmp_path: Path) -> None:
+    """A changed ConfigMap adds audio support to the model, and a changed Secret replaces the key."""
     base.start()
     base.wait_until_ready()
     other = new_key()
-    with client(base, key) as asking:
-        files = {"file": ("noise.wav", sound(3 << 20))}
-        deaf = asking.post("/v1/audio/transcriptions", files=files)
-        assert (deaf.status_code, "does not support audio" in deaf.text) == (501, True)
+    with client(base, key) as http:
+        files = {"file": ("noise.wav", noise(3 << 20))}
+        refused = http.post("/v1/audio/transcriptions", files=files)
+        assert (refused.status_code, "does not support audio" in refused.text) == (501, True)
 
         (models,) = [yaml.safe_load(only(base.manifests, "ConfigMap")["data"]["config.yaml"])["models"]]
-        base.project("config", configured(base, demo={**models["demo"], "mmproj": f"{MODELS}/mmproj-demo.gguf"}))
-        found: list[httpx.Response] = []
+        base.project("config", config_files(base, demo={**models["demo"], "mmproj": f"{MODELS}/mmproj-demo.gguf"}))
+        replies: list[httpx.Response] = []
 
-        def hears() -> bool:
-            found.append(asking.post("/v1/audio/transcriptions", files=files, data={"temperature": 0}))
-            return found[-1].status_code == 200
+        def transcribes() -> bool:
+            replies.append(http.post("/v1/audio/transcriptions", files=files, data={"temperature": 0}))
+            return replies[-1].status_code == 200
 
-        wait_until(hears, "the reload of the configuration")
-        assert isinstance(found[-1].json()["text"], str)
-        assert {reply.status_code for reply in found} <= {200, 501, 503}  # 503: while the model is loaded again
+        wait_until(transcribes, "the reload of the configuration")
+        assert isinstance(replies[-1].json()["text"], str)
+        assert {reply.status_code for reply in replies} <= {200, 501, 503}  # 503: while the model is loaded again
 
         base.project("keys", key_file(tmp_path, other))
-        wait_until(lambda: asking.get("/v1/models").status_code == 401, "the end of the old key")
-    with client(base, other) as asking:
-        assert asking.get("/v1/models").status_code == 200
+        wait_until(lambda: http.get("/v1/models").status_code == 401, "the end of the old key")
+    with client(base, other) as http:
+        assert http.get("/v1/models").status_code == 200
     assert base.probe("readinessProbe")
 
 
-def test_streams_end_complete_when_the_pod_is_deleted(base: Pod, key: str) -> None:
-    """New requests are answered after `preStop`. Streams that run at SIGTERM go on, and the container ends with 0."""
+def test_streams_are_completed_when_the_pod_is_deleted(base: Pod, key: str) -> None:
+    """New requests are answered until SIGTERM, running streams until their end. The exit status is 0."""
     base.start()
     base.wait_until_ready()
     events: list[list[tuple[float, str]]] = [[], [], [], []]
-    begun = threading.Semaphore(0)
+    started = threading.Semaphore(0)
     # Longer than it takes to start four streams on a busy machine, and shorter than `drain_s`.
     body = {**HELLO, "max_tokens": 1000, "ignore_eos": True, "stream": True}
 
-    def read(asking: httpx.Client, into: list[tuple[float, str]]) -> None:
-        with asking.stream("POST", "/v1/chat/completions", json=body) as reply:
+    def read(http: httpx.Client, received: list[tuple[float, str]]) -> None:
+        with http.stream("POST", "/v1/chat/completions", json=body) as reply:
             for line in reply.iter_lines():
                 if line.startswith("data: "):
-                    into.append((time.monotonic(), line.removeprefix("data: ")))
-                    if len(into) == 1:
-                        begun.release()
+                    received.append((time.monotonic(), line.removeprefix("data: ")))
+                    if len(received) == 1:
+                        started.release()
 
-    with client(base, key) as asking:  # one for all: making a client takes longer than a short stream
-        readers = [threading.Thread(target=read, args=(asking, into), daemon=True) for into in events]
+    with client(base, key) as http:  # one client for all, because creating one takes longer than a short stream
+        readers = [threading.Thread(target=read, args=(http, received), daemon=True) for received in events]
 
         def before_sigterm() -> None:
-            assert asking.post("/v1/chat/completions", json=HELLO).status_code == 200
+            assert http.post("/v1/chat/completions", json=HELLO).status_code == 200
             for reader in readers:
                 reader.start()
             for _ in readers:
-                assert begun.acquire(timeout=60)
+                assert started.acquire(timeout=60)
 
         signalled, state = base.terminate(before_sigterm)
         for reader in readers:
             reader.join(60)
     assert state["ExitCode"] == 0, base.log
-    for each in events:
-        assert each[-1][1] == "[DONE]"
-        finished = [json.loads(text) for _, text in each[:-1]]
-        assert finished[-1]["choices"][0]["finish_reason"] == "length"
-        assert each[-1][0] > signalled
+    for stream in events:
+        assert stream[-1][1] == "[DONE]"
+        chunks = [json.loads(text) for _, text in stream[:-1]]
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+        assert stream[-1][0] > signalled
 
 
-def test_a_pod_killed_for_want_of_memory_restarts_and_finds_its_caches(base: Pod, key: str) -> None:
-    """Prompt states and a downloaded model are in the volume of models; the hub is gone by then."""
+def test_pod_restarts_with_its_caches_after_an_out_of_memory_kill(base: Pod, key: str) -> None:
+    """The volume of models has cached states and the downloaded model. The hub is not available after the restart."""
     long = {**HELLO, "model": "cached", "messages": [{"role": "user", "content": "Count: " + "one two three " * 200}]}
-    with stand_in_hub() as hub:
+    with fake_hub() as hub:
         hub.repositories = {"acme/tiny": {"tiny-Q8_0.gguf": (ROOT / "models/demo.gguf").read_bytes()}}
         base.environment = {"MODEL_ENDPOINT": hub.url}
         cached = {"cache_disk": 256, "cache_disk_path": "/models/states", "n_ctx": 8192}
-        base.project("config", configured(base, cached={"hf": "acme/tiny", **cached}))
+        base.project("config", config_files(base, cached={"hf": "acme/tiny", **cached}))
         base.start()
         base.wait_until_ready()
-        with client(base, key) as asking:
-            assert cached_tokens(asking, long) == 0
-            # What is in RAM goes to disk when the model is unloaded.
-            assert asking.post("/models/unload", json={"model": "cached"}).status_code == 200
+        with client(base, key) as http:
+            assert cached_tokens(http, long) == 0
+            # The unload writes the cached states to disk.
+            assert http.post("/models/unload", json={"model": "cached"}).status_code == 200
             wait_until((base.folders["models"] / "states").exists, "the folder of states")
-            wait_until(lambda: status(asking, "cached") == "unloaded", "the unload")
+            wait_until(lambda: status(http, "cached") == "unloaded", "the unload")
     n_killed = out_of_memory_kills()
     for pid in base.podman("top", base.containers[-1], "hpid").split()[1:]:
-        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")  # the server is to be the victim, not the program below
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")  # the kernel must kill the server, not the program below
     hog = "held = []\nwhile True: held.append(bytearray(16 << 20))"
     base.podman("exec", base.containers[-1], "python3", "-c", hog, check=False)
     assert base.wait_until_ended()["ExitCode"] == 137
@@ -233,30 +233,30 @@ def test_a_pod_killed_for_want_of_memory_restarts_and_finds_its_caches(base: Pod
     assert base.spec.get("restartPolicy", "Always") == "Always"
     base.start()
     base.wait_until_ready()
-    with client(base, key) as asking:
-        assert cached_tokens(asking, long) > 400
+    with client(base, key) as http:
+        assert cached_tokens(http, long) > 400
 
 
 def out_of_memory_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory, in whatever cgroup."""
+    """Return how many processes the kernel has killed because memory ran out, in all cgroups."""
     counters = dict(line.split() for line in Path("/proc/vmstat").read_text(encoding="utf-8").splitlines())
     return int(counters["oom_kill"])
 
 
-def cached_tokens(asking: httpx.Client, body: Mapping[str, Any]) -> int:
-    reply = asking.post("/v1/chat/completions", json=body)
+def cached_tokens(http: httpx.Client, body: Mapping[str, Any]) -> int:
+    reply = http.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200, reply.text
     return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def status(asking: httpx.Client, model: str) -> str:
-    (found,) = [each for each in asking.get("/models").json()["data"] if each["id"] == model]
+def status(http: httpx.Client, model: str) -> str:
+    (found,) = [each for each in http.get("/models").json()["data"] if each["id"] == model]
     return str(found["status"]["value"])
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """docker-compose.yml as it is, its models, and the host's network in place of a published port."""
+    """Copy docker-compose.yml and its models, and add a file that uses the host's network."""
     shutil.copy(ROOT / "docker-compose.yml", tmp_path)
     shutil.copytree(
         ROOT / "models", tmp_path / "models", ignore=lambda _, names: [n for n in names if "demo." not in n]
@@ -266,8 +266,8 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_composes_service_serves_and_ends(podman: Podman, project: Path) -> None:
-    """It needs a key, takes 3 MB under a read-only root, passes its health check, and ends with 0."""
+def test_compose_service_serves_and_stops(podman: Podman, project: Path) -> None:
+    """It needs a key, accepts 3 MB with a read-only root, passes its health check, and exits with 0."""
     compose = [os.environ["PODMAN_COMPOSE"], "-f", str(project / "docker-compose.yml"), "-f", str(project / "host.yml")]
     without_key = subprocess.run(
         [*compose, "up", "--no-build", "--detach"], env=podman.environment, capture_output=True, text=True, check=False
@@ -280,10 +280,10 @@ def test_composes_service_serves_and_ends(podman: Podman, project: Path) -> None
         wait_until(lambda: healthy(url), "health")
         podman("healthcheck", "run", container)
         headers = {"Authorization": "Bearer sk-compose"}
-        with httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as asking:
-            assert asking.post("/v1/chat/completions", json=HELLO).status_code == 200
-            files = {"file": ("noise.wav", sound(3 << 20))}
-            transcribed = asking.post("/v1/audio/transcriptions", files=files, data={"temperature": 0})
+        with httpx.Client(base_url=url, headers=headers, timeout=120, trust_env=False) as http:
+            assert http.post("/v1/chat/completions", json=HELLO).status_code == 200
+            files = {"file": ("noise.wav", noise(3 << 20))}
+            transcribed = http.post("/v1/audio/transcriptions", files=files, data={"temperature": 0})
             assert transcribed.status_code == 200, transcribed.text
         assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
         podman("exec", container, "python3", "-c", "open('/tmp/probe', 'w')")
@@ -300,8 +300,8 @@ def healthy(url: str) -> bool:
         return False
 
 
-def test_systemd_accepts_the_service(tmp_path: Path) -> None:
-    """The program that it starts is another one, since it is not installed here."""
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """The unit starts another program here, because llamapool is not installed in /opt."""
     text = (ROOT / "deploy/systemd/llamapool.service").read_text(encoding="utf-8")
     unit = tmp_path / "llamapool.service"
     unit.write_text(text.replace("/opt/llamapool/bin/llamapool", sys.executable), encoding="utf-8")

@@ -1,8 +1,8 @@
 """Run a Pod's only container with podman, as a kubelet and its runtime would.
 
-``podman kube play`` of 4.3 (Debian 12) crashes on a Secret's volume, does not decode a Secret's ``data``, refuses
-``ports`` in the host's network and has no probes without systemd. So `run_flags` turns a Pod's specification into flags
-of ``podman run``. It knows every field that our manifests use and raises on any other: none is ignored silently.
+``podman kube play`` 4.3 (Debian 12) crashes on a Secret's volume and does not decode a Secret's ``data``. It refuses
+``ports`` in the host's network, and has no probes without systemd. So `run_flags` converts a Pod's specification to
+flags of ``podman run``. It supports every field that our manifests use, and raises an error on any other field.
 """
 
 import base64
@@ -22,23 +22,17 @@ from tests.support.kubelet import service_links, write_volume
 from tests.support.waiting import wait_until
 
 Manifest = Mapping[str, Any]
-NO_MEANING_HERE = {  # fields that concern the scheduler, the registry, or a cluster's API
+IGNORED = {  # fields for the scheduler, the registry, or a cluster's API, and those that `Pod` implements
     *("serviceAccountName", "tolerations", "imagePullPolicy", "name", "ports", "fsGroupChangePolicy"),
-    *(
-        "terminationGracePeriodSeconds",
-        "lifecycle",
-        "startupProbe",
-        "readinessProbe",
-        "livenessProbe",
-    ),  # `Pod` has these
+    *("terminationGracePeriodSeconds", "lifecycle", "startupProbe", "readinessProbe", "livenessProbe"),
 }
 
 
 class Podman:
-    """podman over a store of its own, in the network that it is called in."""
+    """podman with its own store, in the caller's network namespace."""
 
     def __init__(self, store: Path, runroot: Path, folder: Path) -> None:
-        """Write podman's configuration into `folder`. `store` has the image; `runroot` belongs to that store."""
+        """Write podman's configuration into `folder`. `store` contains the image, `runroot` is its run root."""
         storage, containers = folder / "storage.conf", folder / "containers.conf"
         storage.write_text(f'[storage]\ndriver="vfs"\ngraphroot="{store}"\nrunroot="{runroot}"\n')
         containers.write_text(  # not crun, which fails on hybrid cgroups
@@ -46,33 +40,28 @@ class Podman:
             '[containers]\nnetns="host"\ndefault_ulimits=["nofile=1024:1024","nproc=4096:4096"]\n'
         )
         self.folder = folder
-        self.environment = {
-            **os.environ,
-            "CONTAINERS_STORAGE_CONF": str(storage),
-            "CONTAINERS_CONF": str(containers),
-        }
+        self.environment = {**os.environ, "CONTAINERS_STORAGE_CONF": str(storage), "CONTAINERS_CONF": str(containers)}
 
-    def __call__(self, *words: str, check: bool = True) -> str:
-        """Run a command and return its standard output. Raises AssertionError with its error."""
-        return self.run(["podman", *words], check=check)
+    def __call__(self, *arguments: str, check: bool = True) -> str:
+        """Run a podman command and return its standard output. Raises AssertionError with its standard error."""
+        return self.run(["podman", *arguments], check=check)
 
     def run(self, command: Sequence[str], *, check: bool = True, **environment: str) -> str:
         """Run any command in podman's environment and return its standard output."""
-        given = {**self.environment, **environment}
-        done = subprocess.run(  # conmon writes a file `oom` where it was started
-            command, cwd=self.folder, env=given, capture_output=True, text=True, check=False
-        )
+        env = {**self.environment, **environment}
+        # conmon writes a file `oom` into its working directory.
+        done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, check=False)
         assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout
 
     def state(self, container: str) -> Manifest:
-        """Return what ``podman inspect`` says of a container's state: Running, ExitCode, OOMKilled, Pid."""
+        """Return the state of a container from ``podman inspect``, e.g. Running, ExitCode, Pid."""
         state: Manifest = json.loads(self("inspect", "--type", "container", container))[0]["State"]
         return state
 
 
 def only(manifests: Sequence[Manifest], kind: str) -> Manifest:
-    """Return the manifest of that kind that is called llamapool, or the only one of that kind."""
+    """Return the manifest of `kind` that is named llamapool, otherwise the only one of that kind."""
     found = [each for each in manifests if each["kind"] == kind]
     return next((each for each in found if each["metadata"]["name"] == "llamapool"), found[0])
 
@@ -86,18 +75,18 @@ def files_of(manifest: Manifest) -> dict[str, str]:
 
 
 def run_flags(spec: Manifest, environment: Mapping[str, str], folders: Mapping[str, Path]) -> list[str]:
-    """Return the flags of ``podman run`` for a Pod's specification, and its image.
+    """Return the flags of ``podman run`` for a Pod's specification, followed by its image.
 
-    `environment` is what the kubelet adds; `folders` has a folder for each volume. Raises on a field that has no flag.
+    The kubelet adds `environment`; `folders` has a folder for each volume. Raises AssertionError on an unknown field.
     """
     (container,) = spec["containers"]
     user = spec["securityContext"]["runAsUser"]
     flags: list[str] = []
-    given = {**environment, **{entry["name"]: entry["value"] for entry in container["env"]}}
-    flags += [f"--env={name}={text}" for name, text in given.items()]
-    for where, fields in (("Pod", spec), ("container", container)):
+    variables = {**environment, **{entry["name"]: entry["value"] for entry in container["env"]}}
+    flags += [f"--env={name}={text}" for name, text in variables.items()]
+    for level, fields in (("Pod", spec), ("container", container)):
         for name, value in fields.items():
-            if name in NO_MEANING_HERE | {"env", "containers", "volumes", "image", "enableServiceLinks"}:
+            if name in IGNORED | {"env", "containers", "volumes", "image", "enableServiceLinks"}:
                 continue
             match name, value:
                 case "automountServiceAccountToken", False:
@@ -110,7 +99,7 @@ def run_flags(spec: Manifest, environment: Mapping[str, str], folders: Mapping[s
                 case "volumeMounts", list():
                     flags += [_mount(mount, folders) for mount in value]
                 case _:
-                    raise AssertionError(f"{where}: no flag of podman for {name}: {value}")
+                    raise AssertionError(f"{level}: no flag of podman for {name}: {value}")
     return [*flags, container["image"]]
 
 
@@ -134,7 +123,7 @@ def _security(context: Manifest, user: int) -> Iterator[str]:
             case "capabilities", {"drop": [*names]}:
                 yield from (f"--cap-drop={each}" for each in names)
             case _:
-                assert name in NO_MEANING_HERE, f"securityContext: no flag of podman for {name}: {value}"
+                assert name in IGNORED, f"securityContext: no flag of podman for {name}: {value}"
 
 
 def _mount(mount: Manifest, folders: Mapping[str, Path]) -> str:
@@ -144,7 +133,7 @@ def _mount(mount: Manifest, folders: Mapping[str, Path]) -> str:
 
 @dataclass
 class Pod:
-    """One Pod of a rendered layer's Deployment, and the test as its kubelet."""
+    """One Pod of a rendered layer's Deployment. Its methods do what the kubelet does."""
 
     podman: Podman
     manifests: Sequence[Manifest]
@@ -154,7 +143,7 @@ class Pod:
     containers: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Make the folders of all volumes. They outlive the container, as a Pod's volumes do."""
+        """Create the folders of all volumes. They outlive the container, like a Pod's volumes."""
         self.spec: Manifest = only(self.manifests, "Deployment")["spec"]["template"]["spec"]
         (self.container,) = self.spec["containers"]
         self.folders = {volume["name"]: self.folder / volume["name"] for volume in self.spec["volumes"]}
@@ -177,7 +166,7 @@ class Pod:
         write_volume(self.folders[volume], files)
 
     def start(self) -> str:
-        """Start a container, with service links unless the Pod wants none. Returns its id."""
+        """Start a container, with service links unless the specification disables them. Returns its id."""
         links = {}
         if self.spec.get("enableServiceLinks", True):
             links = service_links(only(self.manifests, "Service"), "10.96.0.7")
@@ -195,12 +184,12 @@ class Pod:
 
     @property
     def url(self) -> str:
-        """The container's only port. It is in the network of the test."""
+        """The URL of the container's only port, in the test's network."""
         (port,) = self.container["ports"]
         return f"http://127.0.0.1:{port['containerPort']}"
 
     def probe(self, name: str) -> bool:
-        """Ask as a probe asks, once."""
+        """Send one probe and return whether it succeeds."""
         probe = self.container[name]
         assert probe["httpGet"]["port"] == self.container["ports"][0]["name"]
         try:
@@ -233,7 +222,7 @@ class Pod:
         """
         deadline = time.monotonic() + self.spec["terminationGracePeriodSeconds"]
         pid = self.state["Pid"]
-        time.sleep(self.container["lifecycle"]["preStop"]["sleep"]["seconds"])  # the action itself
+        time.sleep(self.container["lifecycle"]["preStop"]["sleep"]["seconds"])
         before_sigterm()
         os.kill(pid, signal.SIGTERM)
         signalled = time.monotonic()

@@ -1,9 +1,9 @@
-"""The tools of the web UI: the built-in ones that are enabled (``tools.json``), and those of the configured MCP
-servers, as llama-server has them (``--mcp-servers-json``).
+"""The tools of the web UI: the enabled built-in ones (``tools.json``), and those of the configured MCP servers, as in
+llama-server (``--mcp-servers-json``).
 
-A built-in tool runs in a process: a shell for commands, this interpreter for the rest. They have the server's
-permissions, without its API keys in their environment. At the time limit or when the client disconnects, the process
-and all its children are killed.
+Each call of a built-in tool runs in a process: a shell for commands, this interpreter for the rest. It has the server's
+permissions, but no API keys in its environment. At the time limit or when the client disconnects, the process and all
+its children are killed.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ SHELL, EVERY = "exec_shell_command", "all"
 Json = dict[str, Any]
 MayCall = Callable[[str], bool]
 WORK_S = 30.0
-MOST_SHELL_S = 60
-MOST_OUTPUT_BYTES = 16 * 1024
-_MOST_ANSWER_BYTES = 64 << 20
+MAX_SHELL_S = 60
+MAX_OUTPUT_BYTES = 16 * 1024
+_MAX_REPLY_BYTES = 64 << 20
 _READ_BYTES = 4096
 _BOOT = "import sys; sys.path[:] = sys.argv[1:]; from server.web.tools.work import main; main()"
 
@@ -48,8 +48,8 @@ def all_tools() -> dict[str, Json]:
     return {tool["tool"]: tool for tool in tools}
 
 
-def _shown(name: str, title: str, kind: str, description: str, parameters: Json, *, writes: bool = False) -> Json:
-    """Return a tool as llama-server's web UI reads it. ``definition`` has OpenAI's format."""
+def _tool_object(name: str, title: str, kind: str, description: str, parameters: Json, *, writes: bool = False) -> Json:
+    """Return a tool in the format of llama-server's web UI. ``definition`` has OpenAI's format."""
     function = {"name": name, "description": description, "parameters": parameters}
     return {
         "display_name": title,
@@ -62,24 +62,27 @@ def _shown(name: str, title: str, kind: str, description: str, parameters: Json,
 
 
 class PageTools:
-    """The enabled built-in tools, `names`, or all if ``all`` is one of them, and those of MCP `servers`."""
+    """The built-in tools in `names`, all if ``all`` is one of them, and the tools of MCP `servers`."""
 
     def __init__(self, names: Sequence[str] = (), servers: McpServers | None = None) -> None:
         known = all_tools() if names else {}
-        self._on = {name: tool for name, tool in known.items() if EVERY in names or name in names}
+        self._enabled = {name: tool for name, tool in known.items() if EVERY in names or name in names}
         self._servers = servers or McpServers()
 
     def __bool__(self) -> bool:
-        return bool(self._on or self._servers.configured)
+        return bool(self._enabled or self._servers.configured)
 
     def shown(self, may_call: MayCall = lambda _: True) -> list[Json]:
-        """Return all tools that a client may call. `may_call` tells whether it may use the MCP server of a label."""
-        own = [
-            _shown(name, tool["title"], "server", tool["description"], tool["parameters"], writes=tool["writes"])
-            for name, tool in self._on.items()
+        """Return all tools that a client may call. `may_call`: whether it may use the MCP server with a label."""
+        built_in = [
+            _tool_object(name, tool["title"], "server", tool["description"], tool["parameters"], writes=tool["writes"])
+            for name, tool in self._enabled.items()
         ]
-        others = self._of_servers(may_call).items()
-        return own + [_shown(name, name, "mcp", tool.description, dict(tool.schema)) for name, (_, tool) in others]
+        of_servers = [
+            _tool_object(name, name, "mcp", tool.description, dict(tool.schema))
+            for name, (_, tool) in self._of_servers(may_call).items()
+        ]
+        return built_in + of_servers
 
     def _of_servers(self, may_call: MayCall) -> dict[str, tuple[McpServer, McpTool]]:
         """Return the tools of MCP servers by the names that the web UI uses, ``LABEL_TOOL``."""
@@ -87,14 +90,14 @@ class PageTools:
         for label, tools in self._servers.tools.items():
             for tool in tools:
                 name = f"{label}_{tool.name}"
-                if name in self._on or name in found:
+                if name in self._enabled or name in found:
                     logger.warning("the MCP tool %s is skipped: another tool has its name", name)
                 else:
                     found[name] = self._servers.configured[label], tool
         return {name: each for name, each in found.items() if may_call(each[0].label)}
 
     async def call(self, name: str, params: Json, headers: Mapping[str, str], may_call: MayCall) -> Json:
-        """Return the reply of a tool: its result, or an ``error`` if it fails. Raises as `check`."""
+        """Return the reply of a tool: its result, or an ``error`` if it fails. Raises like `check`."""
         if found := self._of_servers(may_call).get(name):
             server, tool = found
             try:
@@ -112,7 +115,7 @@ class PageTools:
             return {"plain_text_response": "".join([text async for text in texts])}
 
     def stream(self, name: str, params: Json, headers: Mapping[str, str]) -> AsyncGenerator[Json, None]:
-        """Return the events of a tool that sends output as it is written. Raises as `check`."""
+        """Return the events of a tool that streams its output. Raises like `check`."""
         self.check(name, params, stream=True)
         folder = _folder(headers)
 
@@ -125,15 +128,16 @@ class PageTools:
         return events()
 
     def check(self, name: str, params: Json, *, stream: bool = False) -> None:
-        """Raise `NotFound` unless the tool is on, and `InvalidRequest` unless `params` match its schema."""
-        tool = self._on.get(name)
+        """Raise `NotFound` unless the tool is enabled, and `InvalidRequest` unless `params` match its schema."""
+        tool = self._enabled.get(name)
         if tool is None:
             raise NotFound(f'unknown tool "{short(name)}"')
         if stream and name != SHELL:
             raise NotFound(f'tool "{name}" does not support stream = true')
-        from jsonschema import Draft202012Validator, validators  # takes a while to import
+        from jsonschema import Draft202012Validator, validators  # slow to import
 
-        types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)  # not 2.0
+        # JSON Schema would accept 2.0 as an integer.
+        types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
         strict = validators.extend(Draft202012Validator, type_checker=types)  # type: ignore[no-untyped-call]
         for error in strict(tool["parameters"]).iter_errors(params):
             at = ".".join(map(str, ("params", *error.absolute_path)))
@@ -142,41 +146,41 @@ class PageTools:
 
 
 def _folder(headers: Mapping[str, str]) -> Path | None:
-    """Return the folder of relative paths that a request asks for. Raises `NotSupported` for another machine."""
+    """Return the folder for relative paths that a request names. Raises `NotSupported` for another machine."""
     if headers.get("x-tool-runtime"):
         raise NotSupported("x-tool-runtime: tools run on this machine only")
     return Path(headers["x-tool-cwd"]) if headers.get("x-tool-cwd") else None
 
 
 @asynccontextmanager
-async def program(*words: str, env: dict[str, str] | None = None, **more: Any) -> AsyncGenerator[Process, None]:
-    """Start a program in a session of its own, without this server's secrets in its environment. At the end, kill it
-    and its children. Raises OSError and ValueError if it cannot be started.
+async def program(*arguments: str, env: dict[str, str] | None = None, **more: Any) -> AsyncGenerator[Process, None]:
+    """Start a program in its own session, without the server's secrets in its environment. At the end, kill it and its
+    children. Raises OSError and ValueError if it cannot be started.
     """
     env = public_environment() | (env or {})
-    process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, env=env, start_new_session=True, **more)
+    process = await asyncio.create_subprocess_exec(*arguments, stdout=PIPE, env=env, start_new_session=True, **more)
     try:
         yield process
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # it leads its own process group
         pipes: asyncio.SubprocessTransport = process._transport  # type: ignore[attr-defined]
-        for number in (1, 2):  # `wait` waits for their end, too, which unread output or a child's own session delays
+        for number in (1, 2):  # `wait` also waits for their end, which unread output or a child's own session delays
             if pipe := pipes.get_pipe_transport(number):
                 pipe.close()
         await process.wait()
 
 
 async def _work(tool: str, params: Json, folder: Path | None) -> Json:
-    """Return the reply of `server.web.tools.work`; a failure is an ``error`` in it."""
+    """Return the reply of `server.web.tools.work`, or an ``error`` if its process fails."""
     request = json.dumps({"tool": tool, "params": params}).encode()
-    words = (sys.executable, "-I", "-B", "-c", _BOOT, *map(os.path.abspath, sys.path))
-    started = program(*words, stdin=PIPE, stderr=DEVNULL, cwd=folder, limit=_MOST_ANSWER_BYTES)
+    arguments = (sys.executable, "-I", "-B", "-c", _BOOT, *map(os.path.abspath, sys.path))
+    started = program(*arguments, stdin=PIPE, stderr=DEVNULL, cwd=folder, limit=_MAX_REPLY_BYTES)
     try:
         async with started as process, asyncio.timeout(WORK_S):
-            answer, _ = await process.communicate(request)
-        said: Json = json.loads(answer)
-        return said
+            output, _ = await process.communicate(request)
+        reply: Json = json.loads(output)
+        return reply
     except TimeoutError:
         return {"error": f"took more than {WORK_S:.0f} seconds"}
     except OSError as error:
@@ -187,10 +191,10 @@ async def _work(tool: str, params: Json, folder: Path | None) -> Json:
 
 async def _shell(params: Json, folder: Path | None) -> AsyncGenerator[str, None]:
     """Yield a command's output as it is produced, then its exit code in llama-server's format."""
-    deadline = time.monotonic() + min(max(params.get("timeout", 10), 0), MOST_SHELL_S)
-    left = min(max(params.get("max_output_size", MOST_OUTPUT_BYTES), 0), MOST_OUTPUT_BYTES)
+    deadline = time.monotonic() + min(max(params.get("timeout", 10), 0), MAX_SHELL_S)
+    remaining = min(max(params.get("max_output_size", MAX_OUTPUT_BYTES), 0), MAX_OUTPUT_BYTES)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    cut = over = False
+    truncated = timed_out = False
     try:
         async with program("sh", "-c", params["command"], stdin=DEVNULL, stderr=STDOUT, cwd=folder) as process:
             assert process.stdout is not None
@@ -199,15 +203,15 @@ async def _shell(params: Json, folder: Path | None) -> AsyncGenerator[str, None]
                 while chunk:  # `wait_for` would lose a cancellation if there is output
                     async with asyncio.timeout(deadline - time.monotonic()):
                         chunk = await process.stdout.read(_READ_BYTES)
-                    if text := decoder.decode(chunk[:left]):
+                    if text := decoder.decode(chunk[:remaining]):
                         yield text
-                    cut, left = cut or len(chunk) > left, max(left - len(chunk), 0)
+                    truncated, remaining = truncated or len(chunk) > remaining, max(remaining - len(chunk), 0)
                 async with asyncio.timeout(deadline - time.monotonic()):
                     await process.wait()
             except TimeoutError:
-                over = True
+                timed_out = True
     except (OSError, ValueError) as error:
         yield f"failed to spawn process: {error}\n[exit code: -1]"
         return
-    tail = "\n[output truncated]" if cut else decoder.decode(b"", final=True)
-    yield f"{tail}\n[exit code: {process.returncode}]{' [exit due to timed out]' if over else ''}"
+    tail = "\n[output truncated]" if truncated else decoder.decode(b"", final=True)
+    yield f"{tail}\n[exit code: {process.returncode}]{' [exit due to timed out]' if timed_out else ''}"

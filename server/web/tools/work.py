@@ -18,46 +18,46 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-MOST_FOUND = 100
+MAX_RESULTS = 100
 MEMORY_BYTES = 1 << 30
 Json = dict[str, Any]
-MOST_BYTES = 16 * 1024
-MOST_RAW_BYTES = 32 << 20
-MOST_EDITED_BYTES = 64 << 20
+MAX_BYTES = 16 * 1024
+MAX_RAW_BYTES = 32 << 20
+MAX_EDITED_BYTES = 64 << 20
 
 
-def place_of(path: str) -> Path:
-    """Return the absolute path. ``~`` is the home folder; other paths are relative to the current folder."""
+def absolute_path(path: str) -> Path:
+    """Return `path` as an absolute one. ``~`` is the home folder; others are relative to the current folder."""
     return Path(os.path.normpath(os.path.join(os.getcwd(), os.path.expanduser(path))))
 
 
-def _size(place: Path) -> int:
-    found = place.stat()
-    if not stat.S_ISREG(found.st_mode):  # devices and pipes may never end
-        raise IsADirectoryError(0, "not a regular file", str(place))
+def _size(file: Path) -> int:
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode):  # reads of devices and pipes may never end
+        raise IsADirectoryError(0, "not a regular file", str(file))
     return found.st_size
 
 
 def read_file(params: Json) -> Json:
     """Return lines of a text file, or the bytes of any file if the request sets ``resp_type``."""
-    place = place_of(params["path"])
-    size = _size(place)
+    file = absolute_path(params["path"])
+    size = _size(file)
     if params.get("resp_type") == "base64":
-        if size > MOST_RAW_BYTES:
-            return {"error": f"file too large ({size} bytes, max {MOST_RAW_BYTES})"}
-        return {"base64": base64.b64encode(place.read_bytes()).decode(), "size_bytes": size}
+        if size > MAX_RAW_BYTES:
+            return {"error": f"file too large ({size} bytes, max {MAX_RAW_BYTES})"}
+        return {"base64": base64.b64encode(file.read_bytes()).decode(), "size_bytes": size}
     first, last = (min(params.get(*each), sys.maxsize) for each in (("start_line", 1), ("end_line", -1)))
-    if size > MOST_BYTES and last == -1:
-        error = f"file too large ({size} bytes, max {MOST_BYTES}). Use start_line/end_line to read a portion."
+    if size > MAX_BYTES and last == -1:
+        error = f"file too large ({size} bytes, max {MAX_BYTES}). Use start_line/end_line to read a portion."
         return {"error": error}
     text, n = [], 0
-    with place.open(encoding="utf-8", errors="replace", newline="\n") as lines:
+    with file.open(encoding="utf-8", errors="replace", newline="\n") as lines:
         for number, line in islice(enumerate(lines, 1), max(first - 1, 0), None if last == -1 else max(last, 0)):
             shown = line.removesuffix("\n") + "\n"
             if params.get("append_loc"):
                 shown = f"{number}→{shown}"
             n += len(shown.encode())
-            if n > MOST_BYTES:
+            if n > MAX_BYTES:
                 text.append("[output truncated]")
                 break
             text.append(shown)
@@ -65,9 +65,9 @@ def read_file(params: Json) -> Json:
 
 
 def write_file(params: Json) -> Json:
-    place, content = place_of(params["path"]), params["content"].encode("utf-8", "surrogatepass")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(content)
+    file, content = absolute_path(params["path"]), params["content"].encode("utf-8", "surrogatepass")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)
     return {"result": "file written successfully", "path": params["path"], "bytes": len(content)}
 
 
@@ -78,26 +78,26 @@ def edit_file(params: Json) -> Json:
     outside of the edits stay unchanged.
     """
     path, edits = params["path"], params["edits"]
-    place = place_of(path)
+    file = absolute_path(path)
     if not edits:
         return {"error": '"edits" must be a non-empty array'}
-    if _size(place) > MOST_EDITED_BYTES:
-        return {"error": f"file too large (max {MOST_EDITED_BYTES} bytes)"}
-    text = place.read_bytes().decode("utf-8", "surrogateescape")
-    plain, at = _plain(text)
+    if _size(file) > MAX_EDITED_BYTES:
+        return {"error": f"file too large (max {MAX_EDITED_BYTES} bytes)"}
+    text = file.read_bytes().decode("utf-8", "surrogateescape")
+    normalized, at = _normalized(text)
     found: list[tuple[int, int, int]] = []  # start and end in the text, number of the edit
     for i, edit in enumerate(edits):
         old = edit["old_text"]
         if not old:
             return {"error": f"edits[{i}].old_text must not be empty"}
-        wanted, _ = _plain(old)
-        times = plain.count(wanted) if wanted else text.count(old)
+        needle, _ = _normalized(old)
+        times = normalized.count(needle) if needle else text.count(old)
         if times > 1:
             return {"error": f"found {times} occurrences of edits[{i}].old_text in {path}, it must be unique"}
         if (start := text.find(old)) >= 0:
             end = start + len(old)
-        elif wanted and (near := plain.find(wanted)) >= 0:
-            start, end = at[near], at[near + len(wanted) - 1] + 1
+        elif needle and (near := normalized.find(needle)) >= 0:
+            start, end = at[near], at[near + len(needle) - 1] + 1
         else:
             error = f"could not find edits[{i}].old_text in {path}, it must match the file's current content exactly"
             return {"error": error}
@@ -113,11 +113,11 @@ def edit_file(params: Json) -> Json:
     edited = "".join(parts) + text[before:]
     if edited == text:
         return {"error": "no changes made: the replacement(s) produced identical content"}
-    place.write_bytes(edited.encode("utf-8", "surrogateescape"))
+    file.write_bytes(edited.encode("utf-8", "surrogateescape"))
     return {"result": "file edited successfully", "path": path, "edits_applied": len(found)}
 
 
-_ALIKE = str.maketrans(
+_SIMILAR = str.maketrans(
     {
         **dict.fromkeys("‘’‚‛", "'"),
         **dict.fromkeys("“”„‟", '"'),
@@ -127,20 +127,20 @@ _ALIKE = str.maketrans(
 )
 
 
-def _plain(text: str) -> tuple[str, list[int]]:
-    """Return `text` without ignored differences, and the offset in `text` of each of its characters."""
-    kept: list[int] = []
+def _normalized(text: str) -> tuple[str, list[int]]:
+    """Return `text` without trailing spaces and with similar characters unified, and the offset of each character."""
+    offsets: list[int] = []
     start = 0
     for line in text.split("\n"):
-        kept += range(start, start + len(line.rstrip(" \t\r")))
+        offsets += range(start, start + len(line.rstrip(" \t\r")))
         start += len(line) + 1
-        kept.append(start - 1)
-    kept.pop()  # the last line has no line break
-    return "".join([text[i] for i in kept]).translate(_ALIKE), kept
+        offsets.append(start - 1)
+    offsets.pop()  # the last line has no line break
+    return "".join([text[i] for i in offsets]).translate(_SIMILAR), offsets
 
 
 LIST_S = 15.0
-MOST_FILE_BYTES = 16 << 20
+MAX_FILE_BYTES = 16 << 20
 JUNK = frozenset(
     (
         *(".git", ".svn", ".hg", "node_modules", "__pycache__", ".venv", "venv", "dist", "build", "target"),
@@ -150,17 +150,17 @@ JUNK = frozenset(
 
 
 def file_glob_search(params: Json) -> Json:
-    base, wanted, limit = place_of(params["path"]), params.get("type", "file"), params.get("limit", MOST_FOUND)
-    if wanted not in ("file", "dir", "all"):
-        return {"error": f'invalid type: {wanted} (expected "file", "dir" or "all")'}
+    base, kind, limit = absolute_path(params["path"]), params.get("type", "file"), params.get("limit", MAX_RESULTS)
+    if kind not in ("file", "dir", "all"):
+        return {"error": f'invalid type: {kind} (expected "file", "dir" or "all")'}
     if limit < 1:
         return {"error": f"invalid limit: {limit} (expected 1 or more)"}
     if not base.is_dir():
         return {"error": f"path does not exist or is not a directory: {params['path']}"}
-    entries, complete = listed(base, params.get("max_depth", 0), wanted)
-    fits = chosen(params)
-    found = [entry for entry in entries if fits(entry.rstrip("/"))]
-    shown = found[: min(limit, MOST_FOUND)]
+    entries, complete = list_paths(base, params.get("max_depth", 0), kind)
+    matches = path_filter(params)
+    found = [entry for entry in entries if matches(entry.rstrip("/"))]
+    shown = found[: min(limit, MAX_RESULTS)]
     text = "".join(f"{entry}\n" for entry in shown) + f"\n---\nTotal matches: {len(found)}\n"
     if len(found) > len(shown):
         text += f"[{len(shown)} results limit reached ({len(found)} total matches). Refine the glob pattern to narrow "
@@ -178,25 +178,25 @@ def grep_search(params: Json) -> Json:
         pattern = re.compile(source, re.IGNORECASE if params.get("ignore_case") else 0)
     except (re.error, RecursionError, OverflowError) as error:
         return {"error": f"invalid regex: {error}"}
-    place = place_of(params["path"])
-    if place.is_file():
-        places = [(place, params["path"])]
-    elif place.is_dir():
-        fits = chosen(params)
-        places = [(place / entry, entry) for entry in listed(place, 0, "file")[0] if fits(entry)]
+    base = absolute_path(params["path"])
+    if base.is_file():
+        files = [(base, params["path"])]
+    elif base.is_dir():
+        matches = path_filter(params)
+        files = [(base / entry, entry) for entry in list_paths(base, 0, "file")[0] if matches(entry)]
     else:
         return {"error": f"path does not exist: {params['path']}"}
     around = max(0, params.get("context_lines", 0))
     numbered = params.get("return_line_numbers", False) or around > 0
     text: list[str] = []
     total = 0
-    for file, name in places:
-        lines = lines_of(file)
+    for file, name in files:
+        lines = read_lines(file)
         for i, line in enumerate(lines):
             if not pattern.search(line):
                 continue
-            if total == MOST_FOUND:
-                text.append(f"\n---\nTotal matches: {total}\n[{MOST_FOUND} matches limit reached. Narrow the ")
+            if total == MAX_RESULTS:
+                text.append(f"\n---\nTotal matches: {total}\n[{MAX_RESULTS} matches limit reached. Narrow the ")
                 text.append("path/pattern/include to see more.]\n")
                 return {"plain_text_response": "".join(text)}
             total += 1
@@ -208,60 +208,60 @@ def grep_search(params: Json) -> Json:
     return {"plain_text_response": "".join(text) + f"\n---\nTotal matches: {total}\n"}
 
 
-def lines_of(file: Path) -> list[str]:
-    """Return the lines of a text file; none if it can't be read or is too large."""
+def read_lines(file: Path) -> list[str]:
+    """Return the lines of a text file, none if it is unreadable or too large."""
     try:
-        if file.stat().st_size > MOST_FILE_BYTES:
+        if file.stat().st_size > MAX_FILE_BYTES:
             return []
         return file.read_text("utf-8", "replace").removesuffix("\n").split("\n")
     except OSError:
         return []
 
 
-def listed(base: Path, max_depth: int, wanted: str) -> tuple[list[str], bool]:
-    """Return the relative paths of this kind, those of folders with a slash at the end, and whether these are all.
+def list_paths(base: Path, max_depth: int, kind: str) -> tuple[list[str], bool]:
+    """Return the relative paths of `kind` ("file", "dir" or "all"), and whether the list is complete.
 
-    `max_depth` 0 = any depth.
+    Paths of folders end with a slash. `max_depth` 0 = any depth.
     """
     deep = max_depth if max_depth > 0 else 10**6
-    if wanted == "file" and (known := _of_git(base)) is not None:
+    if kind == "file" and (known := _git_files(base)) is not None:
         return [entry for entry in known if entry.count("/") < deep and (base / entry).is_file()], True
-    until = time.monotonic() + LIST_S
+    deadline = time.monotonic() + LIST_S
     entries: list[str] = []
     errors: list[OSError] = []
-    for folder, folders, names in os.walk(base, onerror=errors.append):  # which follows no links
-        if time.monotonic() > until:
+    for folder, folders, names in os.walk(base, onerror=errors.append):  # does not follow links
+        if time.monotonic() > deadline:
             errors.append(TimeoutError())
             break
         prefix = "" if folder == str(base) else os.path.relpath(folder, base) + "/"
-        if wanted != "file":
+        if kind != "file":
             entries += [f"{prefix}{name}/" for name in folders]
-        if wanted != "dir":
+        if kind != "dir":
             entries += [prefix + name for name in names if os.path.isfile(os.path.join(folder, name))]
         folders[:] = [name for name in folders if name not in JUNK and prefix.count("/") + 1 < deep]
     return sorted(entries), not errors
 
 
-def _of_git(base: Path) -> list[str] | None:
+def _git_files(base: Path) -> list[str] | None:
     """Return the files that git does not ignore; None outside of a repository."""
-    asked = ("git", "-C", str(base), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    command = ("git", "-C", str(base), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     try:
-        said = subprocess.run(asked, capture_output=True, timeout=LIST_S, check=False)  # noqa: S603 - no shell
+        done = subprocess.run(command, capture_output=True, timeout=LIST_S, check=False)  # noqa: S603 - no shell
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if said.returncode:
+    if done.returncode:
         return None
-    return sorted({name.decode("utf-8", "replace") for name in said.stdout.split(b"\0") if name})
+    return sorted({name.decode("utf-8", "replace") for name in done.stdout.split(b"\0") if name})
 
 
-def chosen(params: Json) -> Callable[[str], bool]:
-    """Return the filter for paths."""
+def path_filter(params: Json) -> Callable[[str], bool]:
+    """Return the filter for paths by ``include`` and ``exclude``."""
     include, exclude = _pattern(params.get("include", "**")), _pattern(params.get("exclude", ""))
     return lambda path: bool((not include or include.fullmatch(path)) and not (exclude and exclude.fullmatch(path)))
 
 
 def _pattern(glob: str) -> "re.Pattern[str] | None":
-    """Return a glob's regex. Without a slash it matches the last part of a path, else it starts at any folder."""
+    """Return a glob's regex. It matches from any folder on; a glob that starts with a slash matches from the base."""
     if not glob:
         return None
     anchored = glob.startswith("/")
@@ -269,8 +269,8 @@ def _pattern(glob: str) -> "re.Pattern[str] | None":
     if not anchored and not glob.startswith("**/"):
         glob = f"**/{glob}"
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    made = [parts.get(token) or _class(token) or re.escape(token) for token in _TOKENS.findall(glob)]
-    return re.compile("".join(made), re.DOTALL)
+    regex = [parts.get(token) or _class(token) or re.escape(token) for token in _TOKENS.findall(glob)]
+    return re.compile("".join(regex), re.DOTALL)
 
 
 _TOKENS = re.compile(r"\*\*/|\*\*|\*|\?|\[[!^]?\]?[^\]/]*\]|.", re.DOTALL)
@@ -299,7 +299,7 @@ WORK: dict[str, Callable[[Json], Json]] = {
 
 
 def answer(tool: str, params: Json) -> Json:
-    """Return the tool's reply; an unreadable file is an ``error`` in it."""
+    """Return the reply of a tool, or an ``error``, e.g. for an unreadable file."""
     try:
         return WORK[tool](params)
     except OSError as error:

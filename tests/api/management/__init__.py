@@ -1,1 +1,1 @@
-"""What is for who runs the server: models, slots, health, metrics, the page, its life."""
+"""Tests of the endpoints for operators: models, slots, health, metrics, web UI, reload and shutdown."""

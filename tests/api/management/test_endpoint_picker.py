@@ -1,9 +1,9 @@
-"""What the endpoint picker of the llm-d router (and of the Gateway API inference extension, from which it comes) reads.
+"""Metrics as the endpoint picker of the llm-d router and of the Gateway API inference extension reads them.
 
-Its rules, as of its source (pkg/epp/framework/plugins/datalayer/extractor/metrics: spec.go, loraspec.go, extractor.go):
-a specification is a name with label values that must match; of the series that match, the first with the newest
-timestamp counts, and ours have none, so the first; gauges and counters are read; of LoRA's the one with the highest
-value; ``block_size`` and ``num_gpu_blocks`` are labels, whole numbers; names of adapters stand between commas.
+`Picker` follows its source (pkg/epp/framework/plugins/datalayer/extractor/metrics: spec.go, loraspec.go, extractor.go).
+A specification is the name of a gauge or counter with label values. Of several series that match, the picker reads the
+first with the newest timestamp; Llamapool's have no timestamps. For LoRA it reads the series with the highest value.
+The labels ``block_size`` and ``num_gpu_blocks`` are whole numbers, and adapter names are separated by commas.
 """
 
 import re
@@ -22,12 +22,12 @@ from tests.api.conftest import GoLive, Live, chat_request, until
 from tests.support.fakes import FakeLoader
 
 _SPEC = re.compile(r"^\s*(\S+?)\s*(?:\{([^}]*)\})?\s*$")
-CONFIGURED = Path(__file__).resolve().parents[3] / "docs/metrics.md"
+METRICS_PAGE = Path(__file__).resolve().parents[3] / "docs/metrics.md"
 
 
 def engine_config() -> dict[str, str]:
-    """What docs/metrics.md gives the picker."""
-    blocks = re.findall(r"```yaml\n(.*?)```", CONFIGURED.read_text(encoding="utf-8"), re.DOTALL)
+    """Return the picker's configuration from docs/metrics.md."""
+    blocks = re.findall(r"```yaml\n(.*?)```", METRICS_PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (config,) = [found for block in blocks if "engineConfigs" in block for found in [yaml.safe_load(block)]]
     (plugin,) = [each for each in config["plugins"] if each["type"] == "core-metrics-extractor"]
     (engine,) = plugin["parameters"]["engineConfigs"]
@@ -36,7 +36,7 @@ def engine_config() -> dict[str, str]:
 
 
 class Picker:
-    """One scrape, read by those rules."""
+    """One scrape, read like the picker."""
 
     def __init__(self, text: str) -> None:
         self._families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -58,7 +58,7 @@ class Picker:
         return latest.value
 
     def labels(self, spec: str) -> Mapping[str, str]:
-        """Of the newest by its value; none where there is no series."""
+        """Return the labels of the series with the highest value, empty without a series."""
         found = self._matching(spec)
         return max(found, key=lambda s: s.value).labels if found else {}
 
@@ -68,8 +68,8 @@ async def scrape(api: Any) -> Picker:
 
 
 @asynccontextmanager
-async def held(live: GoLive, **settings: Any) -> AsyncIterator[tuple[Live, threading.Semaphore]]:
-    """A server with one slot, which makes as many steps as it is let make; at the end all that it wants."""
+async def serve_one_slot(live: GoLive, **settings: Any) -> AsyncIterator[tuple[Live, threading.Semaphore]]:
+    """Start a server with one slot that runs one step for each permit of the semaphore."""
     steps = threading.Semaphore(1)
     async with live(FakeLoader(n_seq=1, steps=steps), **settings) as running:
         try:
@@ -78,16 +78,16 @@ async def held(live: GoLive, **settings: Any) -> AsyncIterator[tuple[Live, threa
             steps.release(10_000)
 
 
-async def test_one_models_load_is_read(live: GoLive) -> None:
+async def test_picker_reads_queue_running_requests_and_kv_usage(live: GoLive) -> None:
     specs = engine_config()
-    async with held(live, server={"metrics": True}) as (running, steps):
+    async with serve_one_slot(live, server={"metrics": True}) as (running, steps):
         idle = await scrape(running.api)
         loaded = [idle.value(specs[f"{name}Spec"]) for name in ("queuedRequests", "runningRequests", "kvUsage")]
         assert loaded == [0, 0, 0]
         connections = [await running.connect(chat_request(max_tokens=200)) for _ in range(3)]
         await until(lambda: n_load(running) == 3)
         while (busy := await scrape(running.api)).value(specs["queuedRequestsSpec"]) != 2:
-            await one_step(running, steps)  # what has come during a step is seen after it
+            await run_step(running, steps)  # requests that arrive during a step are counted after it
         assert busy.value(specs["runningRequestsSpec"]) == 1
         assert 0 < busy.value(specs["kvUsageSpec"]) <= 1
         cache = busy.labels(specs["cacheInfoSpec"])
@@ -98,7 +98,7 @@ async def test_one_models_load_is_read(live: GoLive) -> None:
             await writer.wait_closed()
 
 
-async def one_step(running: Live, steps: threading.Semaphore) -> None:
+async def run_step(running: Live, steps: threading.Semaphore) -> None:
     loaded = running.api.loaded()
     before = loaded.stats.n_decode
     steps.release()
@@ -106,16 +106,16 @@ async def one_step(running: Live, steps: threading.Semaphore) -> None:
 
 
 def n_load(running: Live) -> int:
-    """Choices that wait or run."""
+    """Return the number of waiting and running choices."""
     engine = running.api.loaded().generator
     assert isinstance(engine, Engine)
     return engine.n_load
 
 
-async def test_adapters_of_running_and_of_waiting_requests(live: GoLive) -> None:
+async def test_picker_reads_adapters_of_running_and_waiting_requests(live: GoLive) -> None:
     spec = engine_config()["loraSpec"]
     model = {"path": "x.gguf", "load": "startup", "lora": ["a/pirate.gguf", "b/formal.gguf"]}
-    async with held(live, models={"demo": model}, server={"metrics": True}) as (running, steps):
+    async with serve_one_slot(live, models={"demo": model}, server={"metrics": True}) as (running, steps):
         assert (await scrape(running.api)).labels(spec)["max_lora"] == "2"
         writers = []
         for n in range(2):
@@ -123,7 +123,7 @@ async def test_adapters_of_running_and_of_waiting_requests(live: GoLive) -> None
             writers.append(writer)
             await until(lambda n=n: n_load(running) == n + 1)  # type: ignore[misc]
         while not (found := (await scrape(running.api)).labels(spec))["running_lora_adapters"]:
-            await one_step(running, steps)
+            await run_step(running, steps)
         assert (found["running_lora_adapters"], found["waiting_lora_adapters"]) == ("pirate", "formal")
         for writer in writers:
             writer.close()

@@ -1,6 +1,6 @@
-"""Management endpoints as a table: for a server in some state, requests and what each reply has at least.
+"""Management endpoints as a table: for each state of a server, requests with the status and a part of the reply.
 
-What needs a step in between (a load, a busy slot) is in the endpoint's own file.
+Cases that need an action in between, such as a load or a busy slot, are in the file of the endpoint.
 """
 
 from typing import Any
@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from tests.api.conftest import Serve
-from tests.api.management.test_models import TWO
+from tests.api.management.test_models import TWO_MODELS
 from tests.support.fakes import FakeLoader
 
 UNLOADED = "model is not loaded"
 NOT_FOUND = "not found; known models: b, org/a:Q8"
-BAD = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load": "startup"}}
-LATER = {"a": {"path": "a.gguf", "load": "on_demand"}}
-SUMMED = {"a": {"path": "a.gguf", "load": "startup", "instances": 2}, "b": {"path": "b.gguf", "load": "startup"}}
-EMBEDS = {"demo": {"path": "d.gguf", "load": "startup"}, "embed": {"path": "e.gguf", "embedding": True}}
+FAILING = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf", "load": "startup"}}
+ON_DEMAND = {"a": {"path": "a.gguf", "load": "on_demand"}}
+INSTANCES = {"a": {"path": "a.gguf", "load": "startup", "instances": 2}, "b": {"path": "b.gguf", "load": "startup"}}
+WITH_EMBEDDING = {"demo": {"path": "d.gguf", "load": "startup"}, "embed": {"path": "e.gguf", "embedding": True}}
 LORA = {"lora_name": "x", "lora_path": "x"}
-PAGE = {"systemMessage": "Be kind.", "temperature": 0.3}
+UI_SETTINGS = {"systemMessage": "Be kind.", "temperature": 0.3}
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 IDLE = {"status": "ok", "slots_idle": 4, "slots_processing": 0}
 ROUTER = {"role": "router", "max_instances": 3, "models_autoload": True}
@@ -28,19 +28,19 @@ KEY = {"Authorization": "Bearer secret"}
 DEMO = {"path": "demo.gguf", "load": "startup"}
 EMBED = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
 HEALTHY, CONTROL = "/health?fail_on_no_slot=1", "/v1/chat/completions/control"
-PAGE_FILES = ("/index.html", "/manifest.webmanifest", "/_app/version.json")
+UI_FILES = ("/index.html", "/manifest.webmanifest", "/_app/version.json")
 OFF = {"error": {"code": 403}}
 INVALID, UNSUPPORTED = {"error": {"type": "invalid_request_error"}}, {"error": {"type": "not_supported_error"}}
 EMBED_FLAG, RERANK_FLAG = NO_FLAG.format("embeddings", "embeddings"), NO_FLAG.format("reranking", "reranking")
 NO_COMPLETIONS = "This server does not support completions. Start it without `--embeddings`"
 NO_DOCUMENTS = r"\"documents\" must be a non-empty string array"
 RANK = {"query": "q", "documents": ["b", "a", "c"]}
-NO_URLS = ("", "/x", "ftp://host/x", "http://", "http://u:p@host/", "http://host:x/", "http://[::1", "http://h/a%20b")
-STRANGE_PATHS = ("/%00", "/v1/models/%ff", "/" + "x" * 5000, "/x//", "/v1/models/..%2f..%2fetc")
+BAD_URLS = ("", "/x", "ftp://host/x", "http://", "http://u:p@host/", "http://host:x/", "http://[::1", "http://h/a%20b")
+UNKNOWN_PATHS = ("/%00", "/v1/models/%ff", "/" + "x" * 5000, "/x//", "/v1/models/..%2f..%2fetc")
 
 Row = tuple[Any, ...]
-"""What `Api.expect` takes: request, body, status, and a part of the reply; headers."""
-NO_INSTANCES: tuple[Any, ...] = ([], {}, {"instances": {}}, {"instances": [HI] * 129})
+"""Arguments of `Api.expect`: request, body, status, a part of the reply, headers."""
+INVALID_INSTANCES: tuple[Any, ...] = ([], {}, {"instances": {}}, {"instances": [HI] * 129})
 STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
     "one model": (
         {},
@@ -69,12 +69,12 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ),
         ],
     ),
-    "no slots": (
+    "slots endpoint off": (
         {"server": {"slots": False}},
         [("GET /slots", None, 501, NO_FLAG.format("slots endpoint", "slots"))],
     ),
     "two models, one of them loaded": (
-        {"models": TWO, "server": {"models_max": 3, "metrics": True, "props": True}},
+        {"models": TWO_MODELS, "server": {"models_max": 3, "metrics": True, "props": True}},
         [
             ("GET /v1/models/org/a:Q8", None, 200, {"id": "org/a:Q8"}),
             ("GET /v1/models/first", None, 200, {"id": "org/a:Q8"}),
@@ -99,23 +99,23 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ("POST /api/generate?autoload=false", {"model": "b", "prompt": "Hi"}, 400, UNLOADED),
             ("POST /v1/responses?autoload=false", {"model": "b", "input": "Hi"}, 400, UNLOADED),
             ("POST /props", {"model": "b"}, 200, {"success": True}),
-            ("GET /models", None, 200, '"value":"unloaded"'),  # none of the above has loaded it
+            ("GET /models", None, 200, '"value":"unloaded"'),  # none of these requests loads it
             ("GET /props?model=b", None, 200, {"model_alias": "b"}),
             ("GET /models", None, 200, '"aliases":["b"]'),
         ],
     ),
-    "models that load only if asked to": (
-        {"models": TWO, "server": {"models_autoload": False}},
+    "no automatic loads": (
+        {"models": TWO_MODELS, "server": {"models_autoload": False}},
         [("GET /props?model=b", None, 400, UNLOADED), ("GET /props?model=b&autoload=1", None, 200, "b.gguf")],
     ),
-    "a model that generates beside one that does not": (
-        {"models": EMBEDS, "server": {"models_max": 3}},
+    "a generative and an embedding model, in router mode": (
+        {"models": WITH_EMBEDDING, "server": {"models_max": 3}},
         [
             ("GET /props", None, 200, {**ROUTER, "model_alias": "demo", "total_slots": 4}),
             ("GET /props?model=demo", None, 200, {"model_alias": "demo"}),
         ],
     ),
-    "properties that may be changed": (
+    "properties that clients may change": (
         {"server": {"props": True}},
         [
             ("POST /props", b"", 200, {"success": True}),
@@ -127,22 +127,22 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
         ],
     ),
     "several instances": (
-        {"models": SUMMED},
+        {"models": INSTANCES},
         [
             ("GET /health", None, 200, {"slots_idle": 12}),
             ("GET /health?model=a", None, 200, {"slots_idle": 8}),
             ("GET /health?model=b", None, 200, {"slots_idle": 4}),
         ],
     ),
-    "nothing loaded": (
-        {"models": LATER},
+    "no model loaded": (
+        {"models": ON_DEMAND},
         [
             ("GET /health?fail_on_no_slot=1", None, 200, {**IDLE, "slots_idle": 0}),
             ("GET /readyz", None, 200, {"status": "ok"}),
         ],
     ),
-    "one of two failed": (
-        {"models": BAD, "failing": {"b": "no such file"}},
+    "one of two models failed": (
+        {"models": FAILING, "failing": {"b": "no such file"}},
         [
             ("GET /health", None, 200, {"status": "ok"}),
             ("GET /health?model=a", None, 200, {"status": "ok"}),
@@ -152,16 +152,13 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ("GET /models", None, 200, '"failed":true,"exit_code":1,"reason":"no such file"'),
         ],
     ),
-    "both failed": (
-        {"models": BAD, "failing": {"a": "too big", "b": "no such file"}},
+    "both models failed": (
+        {"models": FAILING, "failing": {"a": "too big", "b": "no such file"}},
         [("GET /readyz", None, 503, "too big"), ("GET /readyz", None, 503, "no such file")],
     ),
-    "the only one failed": (
-        {"failing": {"demo": "no such file"}},
-        [("GET /health", None, 503, "no such file")],
-    ),
-    "a key is needed": (
-        {"models": BAD, "failing": {"b": "/secret/path: no such file"}, "server": {"api_keys": ["secret"]}},
+    "the only model failed": ({"failing": {"demo": "no such file"}}, [("GET /health", None, 503, "no such file")]),
+    "API keys": (
+        {"models": FAILING, "failing": {"b": "/secret/path: no such file"}, "server": {"api_keys": ["secret"]}},
         [
             ("GET /health?model=a", None, 401),
             ("GET /health?model=other", None, 401),
@@ -170,7 +167,7 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             *((f"GET {path}", None, 200, '{"status":"ok"}') for path in ("/health", "/readyz", "/livez", HEALTHY)),
             ("GET /readyz", None, 200, {"failed": {"b": "/secret/path: no such file"}}, KEY),
             ("GET /health", None, 200, {"slots_idle": 4}, KEY),
-            *((f"GET {path}", None, 200) for path in ("/", *PAGE_FILES, "/sw.js", "/favicon.svg")),
+            *((f"GET {path}", None, 200) for path in ("/", *UI_FILES, "/sw.js", "/favicon.svg")),
             *((f"GET {path}", None, 401) for path in ("/props", "/slots", "/_app/nothing.js", "/tools")),
             ("GET /api/tags", None, 401, {"error": "Invalid API Key"}),
             ("GET /cors-proxy?url=http://127.0.0.1", None, 401),
@@ -179,29 +176,29 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
         ],
     ),
     "settings of the web UI": (
-        {"server": {"ui_config": PAGE}},
+        {"server": {"ui_config": UI_SETTINGS}},
         [
-            ("GET /page/config", None, 200, {"settings": PAGE, "tools": False, "log_bodies": False}),
-            ("GET /props", None, 200, {"ui_settings": PAGE}),
+            ("GET /page/config", None, 200, {"settings": UI_SETTINGS, "tools": False, "log_bodies": False}),
+            ("GET /props", None, 200, {"ui_settings": UI_SETTINGS}),
         ],
     ),
     "no web UI": (
         {"server": {"ui": False}},
         [
-            *((f"GET {path}", None, 404) for path in ("/", *PAGE_FILES)),
-            ("HEAD /", None, 200),  # Ollama's clients look whether anybody is there
+            *((f"GET {path}", None, 404) for path in ("/", *UI_FILES)),
+            ("HEAD /", None, 200),  # Ollama's clients check whether a server runs
             ("GET /sw.js", None, 200, "unregister"),
             ("GET /props", None, 200, {"ui": False}),
         ],
     ),
-    "what acts on the machine is off": (
+    "tools and CORS proxy off": (
         {},
         [
             *((f"{method} {path}", None, 403, OFF) for method in ("GET", "POST") for path in ("/tools", "/cors-proxy")),
             ("GET /props", None, 200, {"cors_proxy_enabled": False}),
         ],
     ),
-    "wrong requests": (
+    "invalid requests": (
         {"server": {"tools": "all", "ui_mcp_proxy": True}},
         [
             ("POST /tools", {}, 400),
@@ -212,15 +209,16 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ("POST /v1/completions", {"prompt": "Hi", "reasoning_control": True}, 400, "reasoning_control"),
             ("POST /tools", {"tool": "read_file", "params": {"path": "a"}, "stream": True}, 404),
             ("POST /tools", {"tool": "get_info", "params": {}}, 501, "", {"x-tool-runtime": "docker:busybox"}),
+            ("GET /page/log?after=x", None, 400, '"message":"after: must be a whole number of 0 or more"'),
             ("GET /v1/usage?start=yesterday", None, 400),
             ("GET /v1/usage?end=2026-13-01", None, 400),
             ("GET /v1/usage?format=xml", None, 400),
             (f"POST {CONTROL}", {"action": "reasoning_end"}, 400, "missing completion id"),
             (f"POST {CONTROL}", {"id": "chatcmpl-1", "action": "explode"}, 400, "unknown control action"),
-            *((f"GET /cors-proxy?url={url}", None, 400) for url in NO_URLS),
+            *((f"GET /cors-proxy?url={url}", None, 400) for url in BAD_URLS),
             ("GET /cors-proxy?url=http://127.0.0.1:1/", None, 503, "127.0.0.1"),
             ("GET /nope", None, 404, '{"error":{"code":404,"message":"File Not Found","type":"not_found_error"}}'),
-            *((f"GET {path}", None, 404) for path in STRANGE_PATHS),
+            *((f"GET {path}", None, 404) for path in UNKNOWN_PATHS),
             ("POST /v1/moderations", {"input": "x"}, 501, ({"error": {"code": "not_supported"}}, "guard model")),
             *(
                 (f"GET /v1/{path}?limit={limit}", None, 200 if limit == "100" else 400)
@@ -249,14 +247,14 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ("DELETE /api/delete", {"model": "llama3"}, 404, "model 'llama3' not found"),
         ],
     ),
-    "a prefix": (
+    "API prefix": (
         {"server": {"api_prefix": "/api"}},
         [
             ("POST /api/api/show", b"{", 400, '{"error":"'),
             ("POST /api/embeddings", b"{", 400, {"error": {"type": "invalid_request_error"}}),
         ],
     ),
-    "a model that generates": (
+    "a generative model": (
         {},
         [
             *(
@@ -267,11 +265,8 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ("POST /v1/rerank", RANK, 501, (UNSUPPORTED, RERANK_FLAG)),
         ],
     ),
-    "a model that generates and is not loaded yet": (
-        {"models": LATER},
-        [("POST /v1/embeddings", {"input": "hi"}, 501)],
-    ),
-    "a model that embeds": (
+    "a generative model that is not loaded": ({"models": ON_DEMAND}, [("POST /v1/embeddings", {"input": "hi"}, 501)]),
+    "an embedding model": (
         {"models": {"e": EMBED}},
         [
             *(
@@ -284,8 +279,8 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ),
             ("POST /v1/rerank", RANK, 501, (UNSUPPORTED, RERANK_FLAG)),
             *(
-                ("POST /v1/embeddings", body, 400, (INVALID, said))
-                for body, said in (
+                ("POST /v1/embeddings", body, 400, (INVALID, message))
+                for body, message in (
                     ({}, r"\"input\" or \"content\" must be provided"),
                     ({"input": []}, r"\"input\" must not be empty"),
                     ({"input": [[]]}, "Input content cannot be empty"),
@@ -297,25 +292,25 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ),
         ],
     ),
-    "a model that generates and one that embeds": (
+    "a generative and an embedding model": (
         {"models": {"demo": DEMO, "e": EMBED}},
         [("POST /v1/rerank", RANK, 501, (UNSUPPORTED, RERANK_FLAG))],
     ),
-    "two models that embed": (
+    "two embedding models": (
         {"models": {"e": EMBED, "f": EMBED}},
         [
             ("POST /v1/embeddings", {"input": "x", "model": "g"}, 404),
             ("POST /v1/embeddings", {"input": "x"}, 200, {"model": "e"}),
         ],
     ),
-    "a model that ranks": (
+    "a reranking model": (
         {"models": {"r": {"path": "r.gguf", "load": "startup", "reranking": True}}},
         [
             ("POST /v1/completions", {"prompt": "x"}, 501),
             ("POST /embedding", {"content": "x"}, 200),
             *(
-                ("POST /rerank", body, 400, said)
-                for body, said in (
+                ("POST /rerank", body, 400, message)
+                for body, message in (
                     ({}, r"\"query\" must be provided"),
                     ({"query": "q"}, NO_DOCUMENTS),
                     ({"query": "q", "documents": []}, NO_DOCUMENTS),
@@ -326,28 +321,25 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ),
         ],
     ),
-    "Vertex AI's routes below a prefix": (
+    "Vertex AI routes under a prefix": (
         {"server": {"predict_route": "/predict", "health_route": "/alive", "api_prefix": "/llm"}},
         [
             ("POST /llm/predict", {"instances": []}, 200, {"predictions": []}),
             ("POST /llm/predict", {"instances": [{"@requestFormat": "chatCompletions", **HI}]}, 200, '"choices":[{'),
             ("GET /llm/alive", None, 200, {"status": "ok"}),
             ("GET /alive", None, 404),
-            *(("POST /llm/predict", body, 400, INVALID) for body in NO_INSTANCES),
+            *(("POST /llm/predict", body, 400, INVALID) for body in INVALID_INSTANCES),
         ],
     ),
-    "no routes of Vertex AI": (
-        {},
-        [("POST /predict", {"instances": []}, 404), ("GET /alive", None, 404)],
-    ),
+    "no Vertex AI routes": ({}, [("POST /predict", {"instances": []}, 404), ("GET /alive", None, 404)]),
 }
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_replies_of_a_server(serve: Serve, state: str) -> None:
+async def test_management_endpoints(serve: Serve, state: str) -> None:
     settings, rows = STATES[state]
     failing = settings.get("failing", {})
-    started = {name: value for name, value in settings.items() if name != "failing"}
-    async with serve(FakeLoader(failing=failing), **started) as api:
+    options = {name: value for name, value in settings.items() if name != "failing"}
+    async with serve(FakeLoader(failing=failing), **options) as api:
         for row in rows:
             await api.expect(*row)

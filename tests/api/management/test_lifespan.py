@@ -1,3 +1,5 @@
+"""Shutdown, drain and disconnects: requests end, slots are freed, and processes exit."""
+
 import asyncio
 import contextlib
 import logging
@@ -15,7 +17,7 @@ import pytest
 
 from server import app as application
 from server.app import end_tasks
-from tests.api.conftest import TIMEOUT_S, GoLive, Serve, chat_request, idle, until
+from tests.api.conftest import TIMEOUT_S, Api, GoLive, Serve, chat_request, idle, until
 from tests.api.inference.test_media import IMAGE
 from tests.support.fakes import FakeLoader
 from tests.support.forked_python import Popen, run
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.slow
 ENDLESS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 
-async def test_a_task_that_ignores_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_task_that_ignores_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "END_RETRY_S", 0.0)
 
     async def ignore_one() -> None:
@@ -39,7 +41,7 @@ async def test_a_task_that_ignores_a_cancellation_is_cancelled_again(monkeypatch
     assert task.cancelled()
 
 
-async def test_a_system_without_a_filter_for_sandboxes_is_named_once(
+async def test_missing_system_call_filter_is_logged_once(
     serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.sandbox.seccomp._ARCHES", {})
@@ -48,25 +50,23 @@ async def test_a_system_without_a_filter_for_sandboxes_is_named_once(
     assert caplog.text.count("has no system call filter") == 1
 
 
-async def test_while_it_stops_new_requests_are_refused_and_health_still_answers(serve: Serve) -> None:
-    async with serve() as api:
-        api.app.state.services.draining.set()
-        reply = await api.client.post("/v1/completions", json={"prompt": "x"})
-        assert (reply.status_code, reply.json()["error"]["type"]) == (503, "unavailable_error")
-        assert reply.headers["retry-after"]
-        assert (await api.client.get("/livez")).status_code == 200
-        assert (await api.client.get("/readyz")).status_code == 503
+async def test_draining_server_refuses_requests_but_answers_health_checks(api: Api) -> None:
+    api.app.state.services.draining.set()
+    refused = {"error": {"type": "unavailable_error"}}
+    assert (await api.expect("POST /v1/completions", {"prompt": "x"}, 503, refused)).headers["retry-after"]
+    await api.expect("GET /livez")
+    await api.expect("GET /readyz", None, 503)
 
 
-async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: GoLive) -> None:
+async def test_stream_that_exceeds_the_drain_time_ends_with_an_error(live: GoLive) -> None:
     steps = threading.Semaphore(3)
     async with live(FakeLoader(n_ctx_seq=100_000, steps=steps), server={"drain_s": 0}) as server:
         reader, writer = await server.connect(chat_request(max_tokens=90_000, ignore_eos=True))
         await reader.readuntil(b"data: ")
-        server.server.should_exit = True  # as uvicorn does at SIGTERM, and `StopSignals` the rest
+        server.server.should_exit = True  # uvicorn does this at SIGTERM, and `StopSignals` closes the pool
         closing = asyncio.create_task(server.api.pool.close(0))
         while not closing.done():
-            steps.release()  # the step under way ends, and with it the request
+            steps.release()  # let the current step and then the request end
             await asyncio.sleep(0.001)
         rest = await asyncio.wait_for(reader.read(), TIMEOUT_S)
         assert b"shutting down" in rest
@@ -75,7 +75,7 @@ async def test_a_stream_that_outlives_the_drain_time_ends_with_an_error(live: Go
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_leaves_frees_its_slot_at_once(
+async def test_disconnect_frees_the_slot_of_the_request(
     live: GoLive, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps = threading.Semaphore(2)
@@ -94,28 +94,28 @@ async def test_a_client_that_leaves_frees_its_slot_at_once(
         assert (await reply).status_code == 200
 
 
-async def test_a_client_that_stops_reading_is_dropped_and_its_slot_freed(
+async def test_client_that_stops_reading_is_disconnected_and_its_slot_freed(
     live: GoLive, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader = FakeLoader(n_seq=1, n_ctx_seq=9000)  # about 20 MB: more than sockets buffer
+    loader = FakeLoader(n_seq=1, n_ctx_seq=9000)  # a reply of about 20 MB exceeds the socket buffers
     async with live(loader, options={"idle_s": 0.2}) as server:
         engine = server.api.loaded().engine
-        listening = socket.create_connection(("127.0.0.1", server.port))
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        client = socket.create_connection(("127.0.0.1", server.port))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         with caplog.at_level(logging.WARNING):
-            listening.sendall(chat_request(max_tokens=8000, ignore_eos=True, logprobs=True, top_logprobs=20))
+            client.sendall(chat_request(max_tokens=8000, ignore_eos=True, logprobs=True, top_logprobs=20))
             await until(lambda: engine.busy)
             await idle(engine)
             await until(lambda: "stopped reading" in caplog.text)
             await until(lambda: not server.server.server_state.tasks)
-        listening.close()  # `server.listen` has the kernel do this
+        client.close()  # in production `server.listen` has the kernel close it
 
 
-def test_a_wrong_setting_stops_uvicorn_with_one_line() -> None:
+def test_invalid_setting_stops_uvicorn_with_a_one_line_error() -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA", "LLAMAPOOL"))}
     command = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", "0"]
-    how: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": False}
-    done = run(command, env=clean | {"LLAMAPOOL_SERVER__PORT": "many"}, timeout=TIMEOUT_S, **how)
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "check": False}
+    done = run(command, env=clean | {"LLAMAPOOL_SERVER__PORT": "many"}, timeout=TIMEOUT_S, **options)
     assert done.returncode == 2
     (line,) = [line for line in done.stdout.splitlines() if line]
     assert line.startswith("llamapool: ")
@@ -141,7 +141,7 @@ asyncio.run(main())
 """
 
 
-def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream() -> None:
+def test_second_sigterm_ends_the_process_during_a_stream() -> None:
     with Popen([sys.executable, "-c", MAIN], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -150,10 +150,10 @@ def test_a_second_sigterm_ends_the_process_in_the_middle_of_a_stream() -> None:
                 client.sendall(chat_request(**ENDLESS))
                 received = b""
                 while b"data: " not in received:
-                    received += (piece := client.recv(65536))
-                    assert piece, f"no stream: {received!r}"
+                    received += (chunk := client.recv(65536))
+                    assert chunk, f"no stream: {received!r}"
                 process.send_signal(signal.SIGTERM)
-                process.stdout.readline()  # it says that it drains
+                process.stdout.readline()  # "draining"
                 assert process.poll() is None
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
@@ -178,11 +178,11 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.parametrize(
-    ("hung", "isolation", "status", "said"),
+    ("hung", "isolation", "status", "logged"),
     [("step", "none", 1, "does not end"), ("step", "process", 0, "is killed"), ("encoder", "none", 1, "does not end")],
 )
-def test_a_server_stops_although_the_library_never_returns(
-    tmp_path: Path, hung: str, isolation: str, status: int, said: str
+def test_server_stops_although_a_library_call_hangs(
+    tmp_path: Path, hung: str, isolation: str, status: int, logged: str
 ) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF" + bytes(50))
     kind = "acting" if hung == "step" else f"encodes {tmp_path}/hangs"
@@ -192,7 +192,7 @@ def test_a_server_stops_although_the_library_never_returns(
         try:
             assert process.stderr is not None
             lines = (line for line in process.stderr if "listening on " in line or "is loaded: " in line)
-            line = next(line for line in [next(lines), next(lines)] if "listening on " in line)  # in either order
+            line = next(line for line in [next(lines), next(lines)] if "listening on " in line)  # the order varies
             port = int(line.rpartition(":")[2])
             content: Any = f"!hang {tmp_path}/hangs!" if hung == "step" else [{"type": "text", "text": "Look:"}, IMAGE]
             messages = [{"role": "user", "content": content}]
@@ -203,6 +203,6 @@ def test_a_server_stops_although_the_library_never_returns(
                     time.sleep(0.01)
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(TIMEOUT_S) == status
-            assert said in (tmp_path / "log").read_text()
+            assert logged in (tmp_path / "log").read_text()
         finally:
             process.kill()

@@ -1,4 +1,4 @@
-"""One line a request, and what is logged meanwhile says which one it is about."""
+"""The access log, the audit log, and the request id in other log lines."""
 
 import json
 import logging
@@ -22,33 +22,33 @@ Lines = Callable[[str], list[dict[str, Any]]]
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
-    """What was logged under a name so far, as the JSON that a server writes."""
+    """Return the JSON log lines of a logger so far."""
     as_json = logs.LineFormatter(logs.as_json)
     found: list[tuple[str, dict[str, Any]]] = []
 
-    class Kept(logging.Handler):
+    class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             found.append((record.name, json.loads(as_json.format(record))))
 
-    handler = Kept()
+    handler = Collector()
     logging.getLogger("server").addHandler(handler)
     with caplog.at_level(logging.INFO, "server"):
         yield lambda name: [line for logger, line in found if logger == name]
     logging.getLogger("server").removeHandler(handler)
 
 
-async def test_a_chats_line_says_what_it_took(serve: Serve, lines: Lines) -> None:
+async def test_access_log_has_times_tokens_and_cache_source_of_a_chat(serve: Serve, lines: Lines) -> None:
     async with serve(FakeLoader(n_seq=1)) as api:
         for stream in (False, True):
             body = CHAT | {"stream": stream}
             assert (
                 await api.client.post("/v1/chat/completions", json=body, headers={"X-Request-Id": "a-1"})
             ).is_success
-        for said in lines("server.access"):
-            assert said["msg"].startswith("POST '/v1/chat/completions' 200 ")
-            assert (said["request"], said["model"], said["slot"]) == ("a-1", "demo", "0")
-            assert (said["predicted"], said["finish"], said["outcome"]) == (3, "limit", "done")
-            times = [said[f"{name}_ms"] for name in ("load", "prepare", "queue", "prefill", "decode")]
+        for line in lines("server.access"):
+            assert line["msg"].startswith("POST '/v1/chat/completions' 200 ")
+            assert (line["request"], line["model"], line["slot"]) == ("a-1", "demo", "0")
+            assert (line["predicted"], line["finish"], line["outcome"]) == (3, "limit", "done")
+            times = [line[f"{name}_ms"] for name in ("load", "prepare", "queue", "prefill", "decode")]
             assert min(times) >= 0
         first, second = lines("server.access")
         assert first["prompt"] == second["prompt"] > second["cached"] > first["cached"] == 0
@@ -56,16 +56,18 @@ async def test_a_chats_line_says_what_it_took(serve: Serve, lines: Lines) -> Non
         assert (second["source"], second["recompute"]) == ("slot", "last")
 
 
-async def test_choices_are_counted_together(serve: Serve, lines: Lines) -> None:
+async def test_access_log_sums_the_tokens_of_all_choices(serve: Serve, lines: Lines) -> None:
     async with serve(FakeLoader(n_seq=2)) as api:
         reply = await api.client.post("/v1/chat/completions", json=CHAT | {"n": 2})
-        (said,) = lines("server.access")
+        (line,) = lines("server.access")
         used = reply.json()["usage"]
-        assert (said["prompt"], said["predicted"]) == (used["prompt_tokens"], used["completion_tokens"])
-        assert (said["finish"], sorted(said["slot"].split(","))) == ("limit,limit", ["0", "1"])
+        assert (line["prompt"], line["predicted"]) == (used["prompt_tokens"], used["completion_tokens"])
+        assert (line["finish"], sorted(line["slot"].split(","))) == ("limit,limit", ["0", "1"])
 
 
-async def test_who_asks_and_who_is_refused_is_named(serve: Serve, lines: Lines, tmp_path: Path) -> None:
+async def test_access_log_names_the_key_of_accepted_and_refused_requests(
+    serve: Serve, lines: Lines, tmp_path: Path
+) -> None:
     async with serve(server=server(key_file(tmp_path, ada={}))) as api:
         for headers in (bearer("ada"), bearer("wrong"), {}):
             await api.client.post("/v1/chat/completions", json=CHAT, headers=headers)
@@ -77,7 +79,7 @@ async def test_who_asks_and_who_is_refused_is_named(serve: Serve, lines: Lines, 
         assert "wrong" not in json.dumps([*lines("server.access"), *lines("server.transport.middleware")])
 
 
-async def test_the_audit_log_names_who_changed_which_model(serve: Serve, lines: Lines) -> None:
+async def test_audit_log_has_key_and_model_of_each_change(serve: Serve, lines: Lines) -> None:
     async with serve(server={"api_keys": ["right"]}) as api:
         right, wrong = map(bearer, ("right", "wrong"))
         assert (await api.client.post("/models/unload", json={"model": "demo"}, headers=right)).is_success
@@ -101,7 +103,7 @@ async def test_the_audit_log_names_who_changed_which_model(serve: Serve, lines: 
     assert proxy["query"] == "url=http://127.0.0.1:1/mcp?token=****"
 
 
-async def test_a_client_that_leaves(live: GoLive, lines: Lines) -> None:
+async def test_access_log_marks_a_disconnect_as_cut_off(live: GoLive, lines: Lines) -> None:
     gate = threading.Semaphore(1)
     async with live(FakeLoader(n_seq=2, steps=gate)) as running:
         reader, writer = await running.connect(chat_request(max_tokens=50))
@@ -109,26 +111,26 @@ async def test_a_client_that_leaves(live: GoLive, lines: Lines) -> None:
         writer.close()
         await writer.wait_closed()
         await until(lambda: lines("server.access"))
-        (said,) = lines("server.access")
-        assert (said["outcome"], said["finish"]) == ("cut off", "cancelled")
-        assert said["prompt"] > 0
+        (line,) = lines("server.access")
+        assert (line["outcome"], line["finish"]) == ("cut off", "cancelled")
+        assert line["prompt"] > 0
         gate.release(1000)
 
 
-async def test_the_engines_lines_name_the_request(serve: Serve, lines: Lines) -> None:
-    class Broken(FakeRunner):
+async def test_engine_log_lines_have_the_request_id(serve: Serve, lines: Lines) -> None:
+    class FailingRunner(FakeRunner):
         def decode(self, entries: Any) -> bool:
             raise InternalError("no")
 
-    async with serve(FakeLoader(runner=lambda: Broken(n_seq=1))) as api:
+    async with serve(FakeLoader(runner=lambda: FailingRunner(n_seq=1))) as api:
         await api.expect("POST /v1/chat/completions", CHAT, 500, headers={"X-Request-Id": "a-7"})
-        assert [said["request"] for said in lines("server.engine.loop")] == ["a-7"]
+        assert [line["request"] for line in lines("server.engine.loop")] == ["a-7"]
         assert lines("server.access")[0]["outcome"] == "internal_error"
         assert lines("server.access")[0]["finish"] == "failed"
 
 
-async def test_a_broken_stream_has_its_reason(serve: Serve, lines: Lines) -> None:
-    class Breaks(FakeRunner):
+async def test_access_log_has_the_error_of_a_failed_stream(serve: Serve, lines: Lines) -> None:
+    class FailsLater(FakeRunner):
         n_decoded = 0
 
         def decode(self, entries: Any) -> bool:
@@ -137,7 +139,7 @@ async def test_a_broken_stream_has_its_reason(serve: Serve, lines: Lines) -> Non
                 raise InternalError("no")
             return super().decode(entries)
 
-    async with serve(FakeLoader(runner=lambda: Breaks(n_seq=1))) as api:
+    async with serve(FakeLoader(runner=lambda: FailsLater(n_seq=1))) as api:
         await api.expect("POST /v1/chat/completions", CHAT | {"stream": True})
-        (said,) = lines("server.access")
-        assert (said["outcome"], said["finish"]) == ("internal_error", "failed")
+        (line,) = lines("server.access")
+        assert (line["outcome"], line["finish"]) == ("internal_error", "failed")

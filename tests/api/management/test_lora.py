@@ -1,4 +1,4 @@
-"""GET and POST /lora-adapters."""
+"""GET and POST /lora-adapters, and adapters that are loaded and unloaded at runtime."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from tests.support.fakes import FakeLoader
 
 LORA = [{"path": "pirate.gguf", "scale": 0.5}, "formal.gguf"]
 MODELS = {"demo": {"path": "demo.gguf", "load": "startup", "lora": LORA}}
-SHOWN = [
+LISTED = [
     {"id": 0, "path": "pirate.gguf", "scale": 0.5, "task_name": "", "prompt_prefix": ""},
     {"id": 1, "path": "formal.gguf", "scale": 1.0, "task_name": "", "prompt_prefix": ""},
 ]
@@ -24,16 +24,16 @@ async def scales(api: Any, query: str = "") -> list[float]:
     return [adapter["scale"] for adapter in (await api.client.get(f"/lora-adapters{query}")).json()]
 
 
-async def text(api: Any, **more: Any) -> str:
+async def complete(api: Any, **more: Any) -> str:
     body = {"prompt": "Hello", "n_predict": 12, "temperature": 0, **more}
     reply = await api.expect("POST /completion", body)
     content: str = reply.json()["content"]
     return content
 
 
-async def test_adapters_are_shown_as_llama_server_does_and_switched_off_unless_they_are_named(serve: Serve) -> None:
+async def test_setting_scales_switches_unnamed_adapters_off(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
-        assert (await api.client.get("/lora-adapters")).json() == SHOWN
+        assert (await api.client.get("/lora-adapters")).json() == LISTED
         for body, expected in (
             ([{"id": 1, "scale": 0.25}], [0.0, 0.25]),
             ([{"id": 1, "scale": 2}, {"id": 0, "scale": -1.5}], [-1.5, 2.0]),
@@ -44,17 +44,17 @@ async def test_adapters_are_shown_as_llama_server_does_and_switched_off_unless_t
             assert await scales(api) == expected
 
 
-async def test_what_is_set_holds_for_later_requests_unless_they_say_otherwise(serve: Serve) -> None:
+async def test_set_scales_apply_to_later_requests_without_their_own(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
-        configured = await text(api)
+        configured = await complete(api)
         await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 0.9}])
-        changed = await text(api)
-        assert len({configured, changed, await text(api, lora=[{"id": 0, "scale": 0}])}) == 3
-        assert await text(api, lora=[{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}]) == configured
-        assert await text(api, lora=[]) == changed
+        changed = await complete(api)
+        assert len({configured, changed, await complete(api, lora=[{"id": 0, "scale": 0}])}) == 3
+        assert await complete(api, lora=[{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}]) == configured
+        assert await complete(api, lora=[]) == changed
 
 
-MISTAKES = [
+INVALID_BODIES = [
     (b"{}", "Request body must be an array"),
     (b'"x"', "Request body must be an array"),
     (b"", "the request body is empty; expected a JSON array"),
@@ -75,14 +75,14 @@ MISTAKES = [
 ]
 
 
-async def test_mistakes_change_nothing(serve: Serve) -> None:
+async def test_invalid_scales_change_nothing(serve: Serve) -> None:
     async with serve(models=MODELS) as api:
-        for body, expected in MISTAKES:
+        for body, expected in INVALID_BODIES:
             await api.expect("POST /lora-adapters", body, 400, expected, headers={"Content-Type": "application/json"})
             assert await scales(api) == [0.5, 1.0], body
 
 
-async def test_one_of_several_models_is_named_in_the_query(serve: Serve) -> None:
+async def test_model_of_the_adapters_is_named_in_the_query(serve: Serve) -> None:
     models = {**MODELS, "other": {"path": "other.gguf"}}
     async with serve(models=models) as api:
         assert await scales(api, "?model=demo") == await scales(api) == [0.5, 1.0]
@@ -92,7 +92,7 @@ async def test_one_of_several_models_is_named_in_the_query(serve: Serve) -> None
         assert await scales(api, "?model=demo") == [0.0, 0.0]
 
 
-async def test_scales_outlast_a_sleep_but_not_an_unload(serve: Serve) -> None:
+async def test_scales_survive_sleep_but_not_unload(serve: Serve) -> None:
     models = {"demo": {**MODELS["demo"], "sleep_idle_seconds": 1}}
     async with serve(models=models) as api:
         await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 0.25}])
@@ -133,9 +133,9 @@ async def names(api: Api) -> dict[int, str]:
     return {each["id"]: each.get("lora_name", "") for each in (await api.client.get("/lora-adapters")).json()}
 
 
-async def test_an_adapter_is_loaded_used_and_unloaded_while_the_model_runs(serve: Serve, folder: Path) -> None:
+async def test_adapter_is_loaded_used_and_unloaded_at_runtime(serve: Serve, folder: Path) -> None:
     async with serve(models=MODELS, server={"lora_dir": str(folder)}) as api:
-        configured = await text(api)
+        configured = await complete(api)
         await load(api, "poet", "more/poet.gguf")
         await load(api, "formal", str(folder / "formal.gguf"))
         assert await names(api) == {0: "", 1: "", 2: "poet", 3: "formal"}
@@ -147,8 +147,8 @@ async def test_an_adapter_is_loaded_used_and_unloaded_while_the_model_runs(serve
         ]
         assert (await api.client.get("/v1/models/poet")).json()["root"] == str(folder / "more" / "poet.gguf")
         assert await scales(api) == [0.5, 1.0, 0.0, 0.0]
-        assert await text(api) == configured
-        poetic = await text(api, lora=[{"id": 2, "scale": 1}])
+        assert await complete(api) == configured
+        poetic = await complete(api, lora=[{"id": 2, "scale": 1}])
         assert poetic != configured
         await unload(api, "poet")
         await api.expect("POST /completion", {"prompt": "Hello", "lora": [{"id": 2, "scale": 1}]}, 400, "the id 2")
@@ -162,81 +162,79 @@ async def test_an_adapter_is_loaded_used_and_unloaded_while_the_model_runs(serve
         assert await names(api) == {0: "", 1: "", 3: "formal", 5: "poet"}
 
 
-async def test_the_name_of_an_adapter_is_a_model_that_uses_it(serve: Serve, folder: Path) -> None:
+async def test_adapter_name_is_accepted_as_a_model_name(serve: Serve, folder: Path) -> None:
     models = {**MODELS, "other": {"path": "other.gguf"}}
     async with serve(models=models, server={"lora_dir": str(folder)}) as api:
         await load(api, "poet", model="demo")
-        poetic = await text(api, model="demo", lora=[{"id": 2, "scale": 1}])
-        assert await text(api, model="poet") == poetic != await text(api, model="demo")
+        poetic = await complete(api, model="demo", lora=[{"id": 2, "scale": 1}])
+        assert await complete(api, model="poet") == poetic != await complete(api, model="demo")
         await api.expect(UNLOAD, {"lora_name": "poet", "model": "poet"})
         await api.expect("POST /completion", {"prompt": "Hello", "model": "poet"}, 404, "poet")
 
 
-async def test_an_adapter_that_is_gone_when_its_model_serves_is_not_replaced_by_the_model(
-    serve: Serve, folder: Path
-) -> None:
+async def test_request_fails_if_its_adapter_was_unloaded_while_it_waited(serve: Serve, folder: Path) -> None:
     steps = threading.Semaphore(1)
     async with serve(FakeLoader(steps=steps), server={"lora_dir": str(folder)}) as api:
         await load(api, "poet")
-        running = asyncio.create_task(text(api))
+        running = asyncio.create_task(complete(api))
         await until(lambda: api.loaded().busy)
         await api.expect("POST /models/unload", {"model": "demo"})
-        poem = {"prompt": "Hello", "n_predict": 1, "model": "poet"}
-        asked = asyncio.create_task(api.expect("POST /completion", poem, 404, "'poet' was unloaded meanwhile"))
+        body = {"prompt": "Hello", "n_predict": 1, "model": "poet"}
+        waiting = asyncio.create_task(api.expect("POST /completion", body, 404, "'poet' was unloaded meanwhile"))
         await until(lambda: "demo" in api.pool._scheduler.queue)
         steps.release(100)
         assert len(await running) == 12
-        await asked
+        await waiting
 
 
 @pytest.mark.parametrize("disconnects", [False, True])
-async def test_unloading_waits_for_the_requests_that_use_the_adapter_even_without_its_client(
+async def test_unload_waits_for_requests_that_use_the_adapter_even_after_a_disconnect(
     serve: Serve, folder: Path, disconnects: bool
 ) -> None:
     steps = threading.Semaphore(1)
     async with serve(FakeLoader(steps=steps), server={"lora_dir": str(folder)}) as api:
         await load(api, "formal")
-        asked = asyncio.create_task(text(api, lora=[{"id": 0, "scale": 1}]))
+        running = asyncio.create_task(complete(api, lora=[{"id": 0, "scale": 1}]))
         await until(lambda: api.loaded().busy)
-        leaving = asyncio.create_task(unload(api, "formal"))
+        unloading = asyncio.create_task(unload(api, "formal"))
         await until(lambda: api.loaded().engine.adapters == ())
         assert await names(api) == {}
         (runner,) = api.loader.loaded[0].runners
         assert [adapter.name for adapter in runner.adapters] == ["formal"]
-        assert not leaving.done()
+        assert not unloading.done()
         if disconnects:
-            leaving.cancel()
+            unloading.cancel()
         steps.release(100)
-        assert len(await asked) == 12
+        assert len(await running) == 12
         if not disconnects:
-            await leaving
+            await unloading
             assert runner.adapters == ()
         await until(lambda: runner.adapters == ())
 
 
-async def test_scales_set_during_a_replacement_keep_no_freed_adapter(
+async def test_scales_set_during_a_replacement_do_not_refer_to_the_freed_adapter(
     serve: Serve, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve(server={"lora_dir": str(folder)}) as api:
         await load(api, "formal")
         (runner,) = api.loader.loaded[0].runners
-        begun, go, original = threading.Event(), threading.Event(), runner.load_adapter
+        started, proceed, original = threading.Event(), threading.Event(), runner.load_adapter
 
-        def slow(wanted: Adapter) -> Adapter:
-            begun.set()
-            assert go.wait(100)
-            return original(wanted)
+        def load_slowly(adapter: Adapter) -> Adapter:
+            started.set()
+            assert proceed.wait(100)
+            return original(adapter)
 
-        monkeypatch.setattr(runner, "load_adapter", slow)
+        monkeypatch.setattr(runner, "load_adapter", load_slowly)
         replacing = asyncio.create_task(load(api, "formal", load_inplace=True))
-        await until(begun.is_set)
+        await until(started.is_set)
         await api.expect("POST /lora-adapters", [{"id": 0, "scale": 0.5}])
-        go.set()
+        proceed.set()
         await replacing
         assert await names(api) == {1: "formal"}
 
 
-async def test_runtime_adapters_outlast_a_sleep_with_their_ids_and_scales(serve: Serve, folder: Path) -> None:
+async def test_runtime_adapters_survive_sleep_with_ids_and_scales(serve: Serve, folder: Path) -> None:
     models = {"demo": {**MODELS["demo"], "sleep_idle_seconds": 1}}
     async with serve(models=models, server={"lora_dir": str(folder)}) as api:
         await load(api, "poet")
@@ -248,7 +246,7 @@ async def test_runtime_adapters_outlast_a_sleep_with_their_ids_and_scales(serve:
         assert await scales(api) == [0.0, 0.0, 0.25]
 
 
-REFUSED = [
+INVALID_ADAPTERS = [
     ({"lora_name": "x"}, 400, "Both 'lora_name' and 'lora_path' must be provided."),
     ({"lora_path": "formal.gguf"}, 400, "Both 'lora_name' and 'lora_path' must be provided."),
     ({"lora_name": 1, "lora_path": "formal.gguf"}, 400, "Field 'lora_name': type must be string"),
@@ -267,10 +265,10 @@ REFUSED = [
 ]
 
 
-async def test_what_cannot_be_loaded_or_unloaded_changes_nothing(serve: Serve, folder: Path) -> None:
+async def test_invalid_loads_and_unloads_of_adapters_change_nothing(serve: Serve, folder: Path) -> None:
     async with serve(server={"lora_dir": str(folder)}) as api:
         await load(api, "taken")
-        for body, status, expected in REFUSED:
+        for body, status, expected in INVALID_ADAPTERS:
             await api.expect(LOAD, body, status, expected)
         await api.expect(UNLOAD, {"lora_name": "x"}, 404, "The lora adapter 'x' cannot be found.")
         await api.expect(UNLOAD, {}, 400, "'lora_name' needs to be provided to unload a LoRA adapter.")

@@ -1,3 +1,5 @@
+"""GET /metrics: Llamapool's metrics by model, and llama-server's names."""
+
 import threading
 from importlib.metadata import version
 from pathlib import Path
@@ -6,18 +8,18 @@ import pytest
 
 from server.pool.state import Status
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
-from tests.api.management.test_models import TWO, reached
+from tests.api.management.test_models import TWO_MODELS, until_status
 from tests.api.transport.test_keys import bearer, key_file
 from tests.support.fakes import FakeLoader
 
 
 def sample(text: str, line_start: str) -> float:
-    """The value of the one sample whose line starts so."""
+    """Return the value of the only sample whose line starts with `line_start`."""
     (line,) = [line for line in text.splitlines() if line.startswith(line_start)]
     return float(line.rsplit(" ", 1)[1])
 
 
-async def test_tokens_of_a_request_are_counted_under_its_model(serve: Serve) -> None:
+async def test_request_is_counted_under_its_model(serve: Serve) -> None:
     async with serve(FakeLoader(replies={"Hi": "there"}), server={"metrics": True}) as api:
         body = {"prompt": "Hi", "max_tokens": 3}
         assert (await api.client.post("/v1/completions", json=body)).status_code == 200
@@ -31,7 +33,7 @@ async def test_tokens_of_a_request_are_counted_under_its_model(serve: Serve) -> 
         assert sample(text, 'llamapool_request_duration_seconds_count{model="demo"}') == 1
 
 
-async def test_requests_are_counted_by_route_and_not_by_what_clients_make_up(serve: Serve) -> None:
+async def test_requests_are_counted_by_route_and_not_by_path(serve: Serve) -> None:
     async with serve(server={"metrics": True}) as api:
         for path in ("/v1/models/x", "/v1/models/y", "/nowhere/1", "/nowhere/2"):
             await api.client.get(path)
@@ -54,8 +56,8 @@ async def scrape(api: Api, query: str = "") -> str:
     return (await api.client.get(f"/metrics{query}")).text
 
 
-def llama_servers(text: str) -> dict[str, tuple[str, float]]:
-    """Read as llama.cpp's own tests read it (tools/server/tests/unit/test_metrics.py): name to type and value."""
+def llama_server_metrics(text: str) -> dict[str, tuple[str, float]]:
+    """Return type and value by name, parsed as in llama.cpp's tools/server/tests/unit/test_metrics.py."""
     types, values = {}, {}
     for line in text.splitlines():
         if line.startswith("# TYPE "):
@@ -67,45 +69,45 @@ def llama_servers(text: str) -> dict[str, tuple[str, float]]:
     return values
 
 
-async def test_one_models_metrics_have_no_label_and_none_of_the_others(serve: Serve) -> None:
-    async with serve(models=TWO, server={"metrics": True}) as api:
+async def test_metrics_of_one_model_have_no_model_label(serve: Serve) -> None:
+    async with serve(models=TWO_MODELS, server={"metrics": True}) as api:
         for model, n in (("first", 2), ("b", 3)):
             await api.expect(COMPLETIONS, {"model": model, "prompt": "Hi", "max_tokens": n, "ignore_eos": True})
         text = await scrape(api, "?model=b")
         assert "model=" not in text
-        found = llama_servers(text)
+        found = llama_server_metrics(text)
         assert found["llamacpp:tokens_predicted_total"] == ("counter", 3)
         assert found["llamacpp:n_tokens_max"][0] == "counter"
         assert found["llamacpp:requests_processing"] == ("gauge", 0)
-        first = llama_servers(await scrape(api, "?model=first"))  # an alias
+        first = llama_server_metrics(await scrape(api, "?model=first"))  # an alias
         assert first["llamacpp:tokens_predicted_total"] == ("counter", 2)
 
 
-async def test_llama_servers_names_are_of_all_models_together(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of those that are not loaded any more, whose counters survive."""
+async def test_llama_server_metrics_sum_all_models(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum includes the counters of unloaded models."""
     monkeypatch.setattr("server.metrics.collector.WINDOW_S", 1e9)
-    async with serve(models=TWO, server={"metrics": True}) as api:
-        assert llama_servers(await scrape(api))["llamacpp:n_decode_total"] == ("counter", 0)
+    async with serve(models=TWO_MODELS, server={"metrics": True}) as api:
+        assert llama_server_metrics(await scrape(api))["llamacpp:n_decode_total"] == ("counter", 0)
         for model, n in (("first", 2), ("b", 3)):
             await api.expect(COMPLETIONS, {"model": model, "prompt": "Hi", "max_tokens": n, "ignore_eos": True})
         with api.pool.subscribe() as events:
             await api.client.post("/models/unload", json={"model": "b"})
-            await reached(api, events, "b", Status.UNLOADED)
+            await until_status(api, events, "b", Status.UNLOADED)
         text = await scrape(api)
-        found = llama_servers(text)
+        found = llama_server_metrics(text)
         assert found["llamacpp:tokens_predicted_total"] == ("counter", 5)
         assert found["llamacpp:n_tokens_max"] == ("counter", 5)
         assert found["llamacpp:predicted_tokens_seconds"][1] > 0
         assert [line for line in text.splitlines() if line.startswith("llamacpp:") and "model" in line] == []
         assert sample(text, 'llamapool_tokens_predicted_total{model="b"}') == 3
-        again = llama_servers(await scrape(api))
+        again = llama_server_metrics(await scrape(api))
         assert again["llamacpp:predicted_tokens_seconds"] == found["llamacpp:predicted_tokens_seconds"]
         await api.expect(COMPLETIONS, {"model": "b", "prompt": "Hi", "max_tokens": 3, "ignore_eos": True})
         assert sample(await scrape(api), 'llamapool_tokens_predicted_total{model="b"}') == 6
 
 
-async def test_states_slots_and_cells_of_models(serve: Serve) -> None:
-    async with serve(models=TWO, server={"metrics": True}) as api:
+async def test_metrics_have_status_slots_and_cells_of_each_model(serve: Serve) -> None:
+    async with serve(models=TWO_MODELS, server={"metrics": True}) as api:
         text = await scrape(api)
         assert sample(text, 'llamapool_model_status{model="b",status="unloaded"}') == 1
         assert sample(text, 'llamapool_model_status{model="b",status="ready"}') == 0
@@ -127,7 +129,7 @@ async def test_states_slots_and_cells_of_models(serve: Serve) -> None:
             assert sample(text, f"llamapool_{name}") == value, name
 
 
-async def test_cells_of_running_requests(live: GoLive) -> None:
+async def test_metrics_have_the_cells_of_running_requests(live: GoLive) -> None:
     steps = threading.Semaphore(1)
     async with live(FakeLoader(n_seq=2, steps=steps), server={"metrics": True}) as running:
         reader, writer = await running.connect(chat_request(max_tokens=50))
@@ -143,7 +145,7 @@ async def test_cells_of_running_requests(live: GoLive) -> None:
         await writer.wait_closed()
 
 
-async def test_keys_and_errors_are_counted_by_name(serve: Serve, tmp_path: Path) -> None:
+async def test_requests_are_counted_by_key_name_and_error_reason(serve: Serve, tmp_path: Path) -> None:
     file = key_file(tmp_path, ada={"scopes": ["infer", "metrics"]})
     async with serve(server={"metrics": True, "keys_file": file}) as api:
         body = {"prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
@@ -162,7 +164,7 @@ async def test_keys_and_errors_are_counted_by_name(serve: Serve, tmp_path: Path)
     assert "key-" not in text
 
 
-async def test_a_load_that_fails_is_counted(serve: Serve) -> None:
+async def test_failed_load_is_counted(serve: Serve) -> None:
     async with serve(FakeLoader(failing={"demo": "no"}), server={"metrics": True}, wait=False) as api:
         await until(lambda: api.pool.state("demo").status is Status.FAILED)
         await until(
@@ -174,7 +176,7 @@ async def test_a_load_that_fails_is_counted(serve: Serve) -> None:
         assert "llamapool_model_load_seconds_count{" not in text
 
 
-async def test_what_runs_and_how_late_the_loop_is(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_have_build_info_and_event_loop_lag(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.metrics.exposition.LAG_INTERVAL_S", 0.001)
     async with serve(server={"metrics": True}) as api:
         registry = api.app.state.services.metrics._registry

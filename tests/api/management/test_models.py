@@ -1,4 +1,4 @@
-"""Lists, loads and properties of models in llama-server's shape."""
+"""GET /models, loads and unloads, /models/sse and /props in llama-server's format."""
 
 import json
 import threading
@@ -13,37 +13,22 @@ from tests.support.fakes import CHATML, FakeLoader
 
 DEMO, B = "[demo]\nmodel = demo.gguf\nload-on-startup = true\n", "[b]\nmodel = b.gguf\n"
 DEMO_ARGS = ["llamapool", "--load", "startup", "--model", "demo.gguf"]
-TWO = {
+TWO_MODELS = {
     "org/a:Q8": {"path": "a.gguf", "load": "startup", "aliases": ["first"], "tags": ["small"]},
     "b": {"path": "b.gguf", "load": "on_demand"},
 }
 
 
-async def test_the_list_has_llama_servers_shape(client: httpx.AsyncClient) -> None:
+async def test_model_list_has_the_format_of_llama_server(client: httpx.AsyncClient) -> None:
     body = (await client.get("/v1/models")).json()
     assert body["object"] == "list"
-    assert body["models"] == [
-        {
-            "name": "demo",
-            "model": "demo",
-            "modified_at": "",
-            "size": "",
-            "digest": "",
-            "type": "model",
-            "description": "",
-            "tags": [""],
-            "capabilities": ["completion"],
-            "parameters": "",
-            "details": {
-                "parent_model": "",
-                "format": "gguf",
-                "family": "",
-                "families": [""],
-                "parameter_size": "",
-                "quantization_level": "",
-            },
-        }
-    ]
+    (ollama_model,) = body["models"]
+    details = ollama_model.pop("details")
+    empty = dict.fromkeys(("modified_at", "size", "digest", "description", "parameters"), "")
+    names = {"name": "demo", "model": "demo", "type": "model", "tags": [""], "capabilities": ["completion"]}
+    assert ollama_model == names | empty
+    empty = dict.fromkeys(("parent_model", "family", "parameter_size", "quantization_level"), "")
+    assert details == {"format": "gguf", "families": [""], **empty}
     (model,) = body["data"]
     assert isinstance(model.pop("created"), int)
     assert model == {
@@ -52,42 +37,30 @@ async def test_the_list_has_llama_servers_shape(client: httpx.AsyncClient) -> No
         "tags": [],
         "object": "model",
         "owned_by": "llamacpp",
-        "status": {
-            "value": "loaded",
-            "args": DEMO_ARGS,
-            "preset": DEMO,
-        },
+        "status": {"value": "loaded", "args": DEMO_ARGS, "preset": DEMO},
         "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "source": "preset",
         "can_remove": False,
         "meta": {
-            "vocab_type": 2,
-            "n_vocab": 260,
-            "n_ctx": 256,
-            "n_ctx_train": 4096,
-            "n_embd": 8,
-            "n_params": 1000,
-            "size": 4000,
-            "ftype": "all F32",
+            **{"vocab_type": 2, "n_vocab": 260, "n_ctx": 256, "n_ctx_train": 4096, "n_embd": 8},
+            **{"n_params": 1000, "size": 4000, "ftype": "all F32"},
             "memory": {"devices": {"CPU": {"weights": 4000, "context": 0, "compute": 0}}, "notes": []},
         },
     }
 
 
-async def test_a_model_is_loaded_and_unloaded(serve: Serve) -> None:
-    async with serve(models=TWO) as api:
+async def test_load_and_unload_of_a_model(serve: Serve) -> None:
+    async with serve(models=TWO_MODELS) as api:
         with api.pool.subscribe() as events:
             await api.expect("POST /models/load", {"model": "b"}, 200, {"success": True})
-            await reached(api, events, "b", Status.READY)
-            reply = await api.client.post("/models/load", json={"model": "b"})
-            assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is already running")
+            await until_status(api, events, "b", Status.READY)
+            await api.expect("POST /models/load", {"model": "b"}, 400, '"message":"model is already running"')
             await api.expect("POST /models/unload", {"model": "b"}, 200, {"success": True})
-            await reached(api, events, "b", Status.UNLOADED)
-            reply = await api.client.post("/models/unload", json={"model": "b"})
-            assert (reply.status_code, reply.json()["error"]["message"]) == (400, "model is not running")
+            await until_status(api, events, "b", Status.UNLOADED)
+            await api.expect("POST /models/unload", {"model": "b"}, 400, '"message":"model is not running"')
 
 
-async def test_progress_is_shown_while_a_model_loads(serve: Serve) -> None:
+async def test_model_list_has_the_progress_of_a_load(serve: Serve) -> None:
     gate = threading.Event()
     async with serve(FakeLoader(gate=gate), wait=False) as api:
         with api.pool.subscribe() as events:
@@ -95,56 +68,51 @@ async def test_progress_is_shown_while_a_model_loads(serve: Serve) -> None:
                 await anext(events)
             status = (await api.client.get("/models")).json()["data"][0]["status"]
             gate.set()
-            await reached(api, events, "demo", Status.READY)
+            await until_status(api, events, "demo", Status.READY)
         progress = {"stages": ["text_model"], "current": "text_model", "value": 0.5}
-        assert status == {
-            "value": "loading",
-            "args": DEMO_ARGS,
-            "preset": DEMO,
-            "progress": progress,
-        }
+        assert status == {"value": "loading", "args": DEMO_ARGS, "preset": DEMO, "progress": progress}
 
 
-async def test_events_tell_of_a_load_as_it_happens(live: GoLive) -> None:
-    async with live(models=TWO) as server, server.api.client.stream("GET", "/models/sse") as reply:
+async def test_sse_reports_status_and_progress_of_a_load(live: GoLive) -> None:
+    async with live(models=TWO_MODELS) as server, server.api.client.stream("GET", "/models/sse") as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         await server.api.client.post("/models/load", json={"model": "b"})
-        seen = []
+        events = []
         async for line in reply.aiter_lines():
             if line.startswith("data: "):
-                seen.append(json.loads(line.removeprefix("data: ")))
-                if seen[-1]["data"]["status"] == "loaded":
+                events.append(json.loads(line.removeprefix("data: ")))
+                if events[-1]["data"]["status"] == "loaded":
                     break
-        assert {(e["model"], e["event"]) for e in seen} == {("b", "model_status")}
-        assert seen[0]["data"] == {"status": "loading"}
+        assert {(e["model"], e["event"]) for e in events} == {("b", "model_status")}
+        assert events[0]["data"] == {"status": "loading"}
         progress = {"stages": ["text_model"], "current": "text_model", "value": 1.0}
-        assert {"status": "loading", "progress": progress} in [e["data"] for e in seen]
-        assert seen[-1]["data"]["info"]["meta"]["n_vocab"] == 260
+        assert {"status": "loading", "progress": progress} in [e["data"] for e in events]
+        assert events[-1]["data"]["info"]["meta"]["n_vocab"] == 260
 
 
-async def test_a_listener_that_leaves_is_forgotten(live: GoLive) -> None:
+async def test_disconnected_sse_client_is_unsubscribed(live: GoLive) -> None:
     async with live() as server:
         async with server.api.client.stream("GET", "/models/sse"):
-            assert len(listeners(server)) == 3  # the metrics and the log of loads listen, too
-        await until(lambda: len(listeners(server)) == 2)
+            assert len(subscriptions(server)) == 3  # the other two are the metrics and the log of loads
+        await until(lambda: len(subscriptions(server)) == 2)
 
 
-def listeners(server: Live) -> list[Subscription]:
+def subscriptions(server: Live) -> list[Subscription]:
     return [each for each in server.api.pool._fan_out._subscriptions if not each.closed]
 
 
-async def reached(api: Api, events: Subscription, model: str, status: Status) -> None:
-    """Wait until the model has this status."""
+async def until_status(api: Api, events: Subscription, model: str, status: Status) -> None:
+    """Wait for `status` of `model`."""
     while api.pool.state(model).status is not status:
         await anext(events)
 
 
-async def test_who_finds_no_room_for_a_model_is_told_when_to_come_back(serve: Serve) -> None:
-    async with serve(models=TWO, server={"models_max": 1, "models_wait_s": 0.05}) as api:
+async def test_load_that_finds_no_free_memory_is_refused_with_retry_after(serve: Serve) -> None:
+    async with serve(models=TWO_MODELS, server={"models_max": 1, "models_wait_s": 0.05}) as api:
         with await api.pool.acquire("first"):
-            reply = await api.client.post("/v1/completions", json={"model": "b", "prompt": "Hi"})
-        assert (reply.status_code, reply.headers["retry-after"]) == (503, "10")
-        assert "model 'b' waited 0 s for memory; the other models are busy" in reply.json()["error"]["message"]
+            message = "model 'b' waited 0 s for memory; the other models are busy"
+            reply = await api.expect("POST /v1/completions", {"model": "b", "prompt": "Hi"}, 503, message)
+        assert reply.headers["retry-after"] == "10"
 
 
 RECORDED_KEYS = {
@@ -156,12 +124,8 @@ RECORDED_KEYS = {
 RECORDED_PARAMS = json.loads((Path(__file__).parent / "recorded_params.json").read_text())
 
 
-async def test_the_only_models_properties_are_llama_servers(
-    client: httpx.AsyncClient,
-) -> None:
-    reply = await client.get("/props")
-    assert reply.status_code == 200
-    props = reply.json()
+async def test_props_have_the_keys_and_parameters_of_llama_server(client: httpx.AsyncClient) -> None:
+    props = (await client.get("/props")).json()
     assert set(props) == RECORDED_KEYS
     assert props["default_generation_settings"]["n_ctx"] == 256
     assert (props["total_slots"], props["model_alias"], props["model_ftype"]) == (4, "demo", "all F32")
@@ -178,7 +142,7 @@ async def test_the_only_models_properties_are_llama_servers(
     assert {k: round(v, 6) if isinstance(v, float) else v for k, v in params.items()} == RECORDED_PARAMS | random_seed
 
 
-async def test_a_sleeping_model_is_not_woken(serve: Serve) -> None:
+async def test_props_slots_and_models_do_not_wake_a_sleeping_model(serve: Serve) -> None:
     models = {"demo": {"path": "demo.gguf", "load": "startup", "sleep_idle_seconds": 1}}
     async with serve(models=models) as api:
         with api.pool.subscribe() as events:

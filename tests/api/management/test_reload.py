@@ -1,4 +1,4 @@
-"""What is read again while the server runs, and what it does when it is to stop."""
+"""Reloads of configuration, keys and certificates: on SIGHUP, and when a watched file changes."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 
 @pytest.fixture(autouse=True)
 def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As without a terminal, whose end SIGHUP would be, nor under nohup; files are looked at often."""
+    """Handle SIGHUP as a server without a terminal and without nohup, and poll watched files often."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     monkeypatch.setattr("server.transport.server._has_terminal", lambda: False)
     monkeypatch.setattr("server.reload.EVERY_S", 0.005)
@@ -36,7 +36,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def configure(folder: Path, text: str) -> Path:
+def write_config(folder: Path, text: str) -> Path:
     part, file = folder / "part", folder / "config.yaml"
     part.write_text(text)
     part.replace(file)
@@ -44,14 +44,14 @@ def configure(folder: Path, text: str) -> Path:
 
 
 @asynccontextmanager
-async def configured(folder: Path, text: str, changes: Sequence[Callable[[], object]] = ()) -> AsyncIterator[Api]:
-    """As ``llamapool --config FILE`` over a fake library. Each time that the file was read, `changes` are made."""
+async def serve_config(folder: Path, text: str, changes: Sequence[Callable[[], object]] = ()) -> AsyncIterator[Api]:
+    """Run ``llamapool --config FILE`` with a fake loader. `changes` are called after each read of the file."""
     for name in ("a", "b"):
         (folder / f"{name}.gguf").write_bytes(GGUF)
-    words = ["--config", str(configure(folder, text))]
+    arguments = ["--config", str(write_config(folder, text))]
 
     def reread() -> Settings:
-        found = load_settings(words, {"LLAMA_CACHE": str(folder / "cache")})
+        found = load_settings(arguments, {"LLAMA_CACHE": str(folder / "cache")})
         for change in changes:
             change()
         return found
@@ -63,41 +63,41 @@ async def configured(folder: Path, text: str, changes: Sequence[Callable[[], obj
         yield api
 
 
-def models(folder: Path, *names: str, extra: str = "") -> str:
+def config_text(folder: Path, *names: str, extra: str = "") -> str:
     rows = "".join(f"  {name}: {{path: {folder}/{name}.gguf, load: startup}}\n" for name in names)
     return f"server: {{models_cache: false{extra}}}\nmodels:\n{rows}"
 
 
-async def sighup(caplog: pytest.LogCaptureFixture, said: str) -> None:
-    """Send SIGHUP and wait until the log says so."""
+async def sighup(caplog: pytest.LogCaptureFixture, logged: str) -> None:
+    """Send SIGHUP and wait until the log contains `logged`."""
     os.kill(os.getpid(), signal.SIGHUP)
-    await until(lambda: said in caplog.text)
+    await until(lambda: logged in caplog.text)
 
 
-async def served(api: Api) -> list[str]:
+async def model_ids(api: Api) -> list[str]:
     return [state.spec.id for state in api.pool.states()]
 
 
-async def test_sighup_reads_models_and_keys_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_sighup_reloads_models_and_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     extra = f", api_key_file: {tmp_path}/keys"
     (tmp_path / "keys").write_text("one\n")
-    async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
+    async with serve_config(tmp_path, config_text(tmp_path, "a", extra=extra)) as api:
         weights = api.pool.states()[0].loaded
-        configure(tmp_path, models(tmp_path, "a", "b", extra=extra))
+        write_config(tmp_path, config_text(tmp_path, "a", "b", extra=extra))
         await sighup(caplog, "reloaded: 1 keys, 2 models")
-        assert await served(api) == ["a", "b"]
-        assert api.pool.states()[0].loaded is weights  # untouched
-        configure(tmp_path, models(tmp_path, "b", extra=extra))
+        assert await model_ids(api) == ["a", "b"]
+        assert api.pool.states()[0].loaded is weights  # not reloaded
+        write_config(tmp_path, config_text(tmp_path, "b", extra=extra))
         await sighup(caplog, "reloaded: 1 keys, 1 models")
-        assert await served(api) == ["b"]
+        assert await model_ids(api) == ["b"]
         await until(lambda: api.loader.loaded[0].closed)
 
 
-async def test_a_file_of_keys_that_a_reload_names_is_followed(
+async def test_key_file_that_a_reload_names_is_watched(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long file is read beside the event loop."""
+    """It is read outside the event loop's thread, because a long file would block the event loop."""
     caplog.set_level("INFO")
     threads = set[threading.Thread]()
 
@@ -108,27 +108,27 @@ async def test_a_file_of_keys_that_a_reload_names_is_followed(
     extra = f", api_key_file: {tmp_path}/keys"
     (tmp_path / "keys").write_text("one\n")
     (tmp_path / "moved").write_text("one\ntwo\n")
-    async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
+    async with serve_config(tmp_path, config_text(tmp_path, "a", extra=extra)) as api:
         monkeypatch.setattr("server.reload.read_all_keys", read)
-        followed = f"watch_config: true, models_preset: {tmp_path}/preset.ini"
+        watched = f"watch_config: true, models_preset: {tmp_path}/preset.ini"
         (tmp_path / "preset.ini").touch()
-        extra = f", api_key_file: {tmp_path}/moved, {followed}"
-        configure(tmp_path, models(tmp_path, "a", extra=extra))
+        extra = f", api_key_file: {tmp_path}/moved, {watched}"
+        write_config(tmp_path, config_text(tmp_path, "a", extra=extra))
         await sighup(caplog, "reloaded: 2 keys, 1 models")
-        await until(lambda: "the API keys were read again: there are 2" in caplog.text)  # at the path's change
+        await until(lambda: "the API keys were read again: there are 2" in caplog.text)  # the path changed
         (tmp_path / "moved").write_text("two\n")
         await until(lambda: "the API keys were read again: there are 1" in caplog.text)
         await api.expect("GET /v1/models", headers={"X-Api-Key": "two"})
-        configure(tmp_path, models(tmp_path, "a", "b", extra=extra))
+        write_config(tmp_path, config_text(tmp_path, "a", "b", extra=extra))
         await until(lambda: "reloaded: 1 keys, 2 models" in caplog.text)
-        assert caplog.text.count("reloaded: ") <= 3  # one for each change, and one for what the first names
+        assert caplog.text.count("reloaded: ") <= 3  # one for each change, and one for the preset that the first names
     assert threading.current_thread() not in threads
 
 
-async def test_keys_that_were_read_before_a_reload_do_not_replace_its_keys(
+async def test_keys_read_before_a_reload_do_not_replace_keys_of_the_reload(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a revoked key is valid again."""
+    """Otherwise a revoked key would become valid again."""
     caplog.set_level("INFO")
     n_read, replaced = 0, threading.Event()
 
@@ -136,9 +136,9 @@ async def test_keys_that_were_read_before_a_reload_do_not_replace_its_keys(
         nonlocal n_read
         n_read, found = n_read + 1, read_all_keys(server)
         if n_read == 1:
-            configure(tmp_path, models(tmp_path, "a", extra=extra))
+            write_config(tmp_path, config_text(tmp_path, "a", extra=extra))
             os.kill(os.getpid(), signal.SIGHUP)
-            replaced.wait(0.5)  # not while this one reads
+            replaced.wait(0.5)  # the reload must wait for this read
         return found
 
     def replace(store: KeyStore, keys: Iterable[Key]) -> None:
@@ -147,7 +147,7 @@ async def test_keys_that_were_read_before_a_reload_do_not_replace_its_keys(
 
     replace_keys, extra = KeyStore.replace, f", api_key_file: {tmp_path}/keys"
     (tmp_path / "keys").write_text("one\n")
-    async with configured(tmp_path, models(tmp_path, "a", extra=f"{extra}, api_keys: [revoked]")) as api:
+    async with serve_config(tmp_path, config_text(tmp_path, "a", extra=f"{extra}, api_keys: [revoked]")) as api:
         monkeypatch.setattr("server.reload.read_all_keys", read)
         monkeypatch.setattr(KeyStore, "replace", replace)
         (tmp_path / "keys").write_text("one\ntwo\n")
@@ -156,13 +156,11 @@ async def test_keys_that_were_read_before_a_reload_do_not_replace_its_keys(
             await api.expect("GET /v1/models", None, status, headers={"X-Api-Key": key})
 
 
-async def test_a_key_that_is_added_while_the_server_starts_is_known(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_key_added_while_the_server_starts_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     (tmp_path / "a.gguf").write_bytes(GGUF)
     (tmp_path / "keys").write_text("one\n")
-    config = configure(tmp_path, models(tmp_path, "a", extra=f", api_key_file: {tmp_path}/keys"))
+    config = write_config(tmp_path, config_text(tmp_path, "a", extra=f", api_key_file: {tmp_path}/keys"))
     loader = FakeLoader()
     app = create_app(load_settings(["--config", str(config)], {}), loader=loader)
     (tmp_path / "keys").write_text("one\ntwo\n")
@@ -170,83 +168,85 @@ async def test_a_key_that_is_added_while_the_server_starts_is_known(
         await until(lambda: "the API keys were read again: there are 2" in caplog.text)
 
 
-async def test_sighup_loads_a_changed_startup_model_again(tmp_path: Path) -> None:
-    first = models(tmp_path, "a", "b")
-    async with configured(tmp_path, first) as api:
-        changed, kept = [state.loaded for state in api.pool.states()]
-        configure(tmp_path, first.replace("a.gguf,", "a.gguf, n_ctx: 512,"))
+async def test_sighup_reloads_only_changed_startup_models(tmp_path: Path) -> None:
+    first = config_text(tmp_path, "a", "b")
+    async with serve_config(tmp_path, first) as api:
+        changed, unchanged = [state.loaded for state in api.pool.states()]
+        write_config(tmp_path, first.replace("a.gguf,", "a.gguf, n_ctx: 512,"))
         os.kill(os.getpid(), signal.SIGHUP)
         await until(lambda: api.pool.states()[0].loaded not in (None, changed))
-        assert api.pool.states()[1].loaded is kept
+        assert api.pool.states()[1].loaded is unchanged
 
 
 @pytest.mark.parametrize("broken", ["models: {a: {path: 1, nonsense: 2}}", "models: [", "server: {port: x}"])
-async def test_a_bad_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str) -> None:
-    async with configured(tmp_path, models(tmp_path, "a")) as api:
-        configure(tmp_path, broken)
+async def test_reload_of_an_invalid_configuration_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, broken: str
+) -> None:
+    async with serve_config(tmp_path, config_text(tmp_path, "a")) as api:
+        write_config(tmp_path, broken)
         await sighup(caplog, "nothing was reloaded: ")
-        assert await served(api) == ["a"]
+        assert await model_ids(api) == ["a"]
         await api.expect("POST /v1/chat/completions", CHAT)
 
 
-async def test_a_bad_key_file_keeps_new_models_away_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reload_without_a_readable_key_file_adds_no_models(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "keys").write_text("one\n")
     extra = f", api_key_file: {tmp_path}/keys"
-    async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
+    async with serve_config(tmp_path, config_text(tmp_path, "a", extra=extra)) as api:
         (tmp_path / "keys").unlink()
-        configure(tmp_path, models(tmp_path, "b", extra=extra))
+        write_config(tmp_path, config_text(tmp_path, "b", extra=extra))
         await sighup(caplog, "nothing was reloaded: ")
-        assert await served(api) == ["a"]
+        assert await model_ids(api) == ["a"]
         await api.expect("GET /v1/models", headers={"X-Api-Key": "one"})
 
 
-async def test_a_reload_does_everything_or_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Keys and models come from one reading of the configuration, which may be another one a moment later. A download
-    or a removal that ends meanwhile reads it afterwards, so that its model is not lost or back.
-    """
+async def test_reload_takes_keys_and_models_from_one_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file may change again after the read. Downloads and removals wait for the lock before they read it."""
     caplog.set_level("INFO")
     (tmp_path / "one").write_text("one\n")
     (tmp_path / "two").write_text("two\n")
     changes: list[Callable[[], object]] = []
-    first = models(tmp_path, "a", extra=f", api_key_file: {tmp_path}/one")
-    async with configured(tmp_path, first, changes) as api:
+    first = config_text(tmp_path, "a", extra=f", api_key_file: {tmp_path}/one")
+    async with serve_config(tmp_path, first, changes) as api:
         broken = "models: ["
-        held: list[bool] = []
-        changes.append(lambda: held.append(api.pool.reloading.locked()))
-        changes.append(partial(configure, tmp_path, broken))
-        configure(tmp_path, models(tmp_path, "b", extra=f", api_key_file: {tmp_path}/two"))
+        locked: list[bool] = []
+        changes.append(lambda: locked.append(api.pool.reloading.locked()))
+        changes.append(partial(write_config, tmp_path, broken))
+        write_config(tmp_path, config_text(tmp_path, "b", extra=f", api_key_file: {tmp_path}/two"))
         await sighup(caplog, "reloaded: ")
         assert "nothing was reloaded: " not in caplog.text
         for key, status in (("one", 401), ("two", 200)):
             await api.expect("GET /v1/models", None, status, headers={"X-Api-Key": key})
-        assert await served(api) == ["b"]
-        assert held == [True]
+        assert await model_ids(api) == ["b"]
+        assert locked == [True]
 
 
-async def test_what_needs_a_start_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_reload_logs_settings_that_need_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "preset.ini").touch()
     (tmp_path / "more").mkdir()
-    followed = f"watch_config: true, models_preset: {tmp_path}/preset.ini, models_dir: {tmp_path}/more"
-    async with configured(tmp_path, models(tmp_path, "a")):
-        configure(tmp_path, models(tmp_path, "a", extra=f", metrics: true, api_keys: [one], {followed}"))
+    watched = f"watch_config: true, models_preset: {tmp_path}/preset.ini, models_dir: {tmp_path}/more"
+    async with serve_config(tmp_path, config_text(tmp_path, "a")):
+        write_config(tmp_path, config_text(tmp_path, "a", extra=f", metrics: true, api_keys: [one], {watched}"))
         await sighup(caplog, "what changed in server.metrics counts from the next start")
         await until(lambda: "stays open to all until the next start" in caplog.text)
 
 
-async def test_a_preset_that_changes_just_after_a_reload_that_names_it_is_read_again(tmp_path: Path) -> None:
+async def test_preset_that_changes_during_the_reload_that_names_it_is_reloaded(tmp_path: Path) -> None:
     preset = tmp_path / "preset.ini"
     preset.touch()
     changes: list[Callable[[], object]] = []
-    async with configured(tmp_path, models(tmp_path, "a", extra=", watch_config: true"), changes) as api:
+    async with serve_config(tmp_path, config_text(tmp_path, "a", extra=", watch_config: true"), changes) as api:
         changes.append(partial(preset.write_text, f"[b]\nmodel = {tmp_path}/b.gguf\n"))
-        configure(tmp_path, models(tmp_path, "a", extra=f", watch_config: true, models_preset: {preset}"))
+        write_config(tmp_path, config_text(tmp_path, "a", extra=f", watch_config: true, models_preset: {preset}"))
         await until(lambda: len(api.pool.states()) == 2)
 
 
-async def test_the_configuration_is_followed_where_that_is_wanted(tmp_path: Path) -> None:
+async def test_watch_config_reloads_a_changed_configuration(tmp_path: Path) -> None:
     extra = ", watch_config: true"
-    async with configured(tmp_path, models(tmp_path, "a", extra=extra)) as api:
-        configure(tmp_path, models(tmp_path, "b", extra=extra))
+    async with serve_config(tmp_path, config_text(tmp_path, "a", extra=extra)) as api:
+        write_config(tmp_path, config_text(tmp_path, "b", extra=extra))
         await until(lambda: [state.spec.id for state in api.pool.states()] == ["b"])
 
 
@@ -254,41 +254,41 @@ async def test_the_configuration_is_followed_where_that_is_wanted(tmp_path: Path
 
 
 async def served_certificate(server: Live) -> str:
-    """The certificate that a new connection is shown, as PEM text."""
+    """Return the certificate that the server presents to a new connection, as PEM text."""
     trust = ssl.create_default_context()
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
     _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trust)
-    shown: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    found: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
-    return ssl.DER_cert_to_PEM_cert(shown)
+    return ssl.DER_cert_to_PEM_cert(found)
 
 
-def tls_settings(key: Path, certificate: Path, whose: str) -> dict[str, Any]:
-    """TLS as the server's own settings, or as flags of uvicorn."""
-    if whose == "uvicorn":
+def tls_settings(key: Path, certificate: Path, owner: str) -> dict[str, Any]:
+    """Return TLS settings of the server, or options of uvicorn."""
+    if owner == "uvicorn":
         return {"uvicorn": {"ssl_keyfile": str(key), "ssl_certfile": str(certificate)}}
     return {"server": {"ssl_key_file": key, "ssl_cert_file": certificate}}
 
 
 @NEEDS_OPENSSL
-@pytest.mark.parametrize("whose", ["uvicorn", "server"])
-async def test_uvicorn_serves_tls_and_sighup_reloads(
-    live: GoLive, tmp_path: Path, caplog: pytest.LogCaptureFixture, whose: str
+@pytest.mark.parametrize("owner", ["uvicorn", "server"])
+async def test_server_with_tls_reloads_on_sighup(
+    live: GoLive, tmp_path: Path, caplog: pytest.LogCaptureFixture, owner: str
 ) -> None:
     caplog.set_level("INFO")
     key, certificate = make_certificate(tmp_path / "one")
     (tmp_path / "a.gguf").write_bytes(GGUF)
     models = {"a": {"path": tmp_path / "a.gguf"}}
-    async with live(models=models, **tls_settings(key, certificate, whose)) as server:
+    async with live(models=models, **tls_settings(key, certificate, owner)) as server:
         assert await served_certificate(server) == certificate.read_text()
         await sighup(caplog, "reloaded: ")
         assert "nothing was reloaded" not in caplog.text
 
 
 @NEEDS_OPENSSL
-@pytest.mark.parametrize("whose", ["uvicorn", "server"])
-async def test_certificate_files_that_change_while_they_are_read_are_read_again(
-    live: GoLive, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, whose: str
+@pytest.mark.parametrize("owner", ["uvicorn", "server"])
+async def test_certificate_that_changes_while_it_is_read_is_read_again(
+    live: GoLive, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, owner: str
 ) -> None:
     caplog.set_level("INFO")
     key, certificate = make_certificate(tmp_path / "one")
@@ -302,9 +302,9 @@ async def test_certificate_files_that_change_while_they_are_read_are_read_again(
             read.append(True)
             key.write_text("no key")
 
-    async with live(**tls_settings(key, certificate, whose)) as server:
+    async with live(**tls_settings(key, certificate, owner)) as server:
         monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_then_change)
-        key.write_bytes(new_key.read_bytes())  # until the certificate is written, the old pair is served
+        key.write_bytes(new_key.read_bytes())  # the old pair is served until the certificate is written
         certificate.write_bytes(new.read_bytes())
         await until(lambda: "the certificate was read again" in caplog.text)
         assert await served_certificate(server) == new.read_text()

@@ -1,4 +1,4 @@
-"""Slots as they are listed, and POST /slots/{id}?action=...: llama-server's replies, files that fit where they are."""
+"""GET /slots, POST /slots/{id}?action=..., /cache/reset and /cache/pin."""
 
 import asyncio
 import os
@@ -22,11 +22,11 @@ from tests.api.transport.test_keys import bearer, key_file
 from tests.support.fakes import FakeLoader
 
 
-async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive) -> None:
+async def test_busy_slot_lists_its_request_without_its_text(live: GoLive) -> None:
     steps = threading.Semaphore(1)
     async with live(FakeLoader(n_seq=1, steps=steps)) as server:
         reader, writer = await server.connect(chat_request(max_tokens=5, temperature=0, n_probs=0))
-        await reader.readuntil(b"data: ")  # the first token has come; the next step waits for its permit
+        await reader.readuntil(b"data: ")  # the first token; the next step waits for its permit
         (slot,) = (await server.api.client.get("/slots")).json()
         assert slot["is_processing"] is True
         assert set(slot) == {
@@ -36,22 +36,22 @@ async def test_a_busy_slot_shows_its_request_but_not_its_text(live: GoLive) -> N
         assert list(slot["params"]) == list(RECORDED_PARAMS)
         assert (slot["params"]["temperature"], slot["params"]["max_tokens"]) == (0, 5)
         assert slot["next_token"][0]["n_remain"] == 5 - slot["next_token"][0]["n_decoded"]
-        reply = await server.api.client.get("/slots?fail_on_no_slot=1")
-        assert (reply.status_code, reply.json()["error"]["message"]) == (503, "no slot available")
+        await server.api.expect("GET /slots?fail_on_no_slot=1", None, 503, '"message":"no slot available"')
         for _ in range(20):
             steps.release()
         await reader.readuntil(b"[DONE]")
         writer.close()
 
 
-async def test_an_idle_slot_keeps_its_last_requests_parameters_and_none_of_its_counts(serve: Serve) -> None:
+async def test_idle_slot_lists_parameters_but_no_counts_of_its_last_request(serve: Serve) -> None:
     async with serve(FakeLoader(n_seq=1)) as api:
         unused = {"id": 0, "n_ctx": 256, "speculative": False, "is_processing": False}
         assert (await api.client.get("/slots")).json() == [unused]
         await api.expect("POST /v1/completions", {"prompt": "Hi", "max_tokens": 3, "temperature": 0.25})
         await idle(api.loaded().engine)
         (slot,) = (await api.client.get("/slots")).json()
-        assert (slot["is_processing"], slot["n_prompt_tokens"]) == (False, 5)  # BOS, H, i, and two of three
+        assert not slot["is_processing"]
+        assert slot["n_prompt_tokens"] == 5  # BOS, H, i, and two of three generated tokens
         assert (slot["n_prompt_tokens_processed"], slot["n_prompt_tokens_cache"]) == (0, 0)
         assert (slot["params"]["max_tokens"], slot["params"]["temperature"]) == (3, 0.25)
         assert slot["next_token"] == [{"has_next_token": False, "has_new_line": False, "n_remain": -1, "n_decoded": 0}]
@@ -65,7 +65,7 @@ LORA = {"path": "pirate.gguf", "scale": 1.0}
 
 @pytest.fixture
 def serve_slots(serve: Serve, tmp_path: Path) -> Serve:
-    """``serve_slots(**model)``: one model, slots are saved to `tmp_path`."""
+    """Start servers with ``slot_save_path`` and one model: ``serve_slots(**model)``."""
 
     def start(*, n_ctx: int = 256, **model: Any) -> AbstractAsyncContextManager[Api]:
         loader = FakeLoader(n_ctx_seq=n_ctx)
@@ -87,16 +87,16 @@ async def act(api: Api, slot: object, action: str, **body: Any) -> httpx.Respons
 
 def message(reply: httpx.Response, status: int = 400) -> str:
     assert reply.status_code == status, reply.text
-    said: str = reply.json()["error"]["message"]
-    return said
+    found: str = reply.json()["error"]["message"]
+    return found
 
 
-async def saved(api: Api, name: str = "a.bin", **more: Any) -> None:
+async def save(api: Api, name: str = "a.bin", **more: Any) -> None:
     await complete(api, 1, **more)
     assert (await act(api, 1, "save", filename=name)).status_code == 200
 
 
-async def test_a_reset_drops_what_slots_and_ram_hold(serve: Serve) -> None:
+async def test_cache_reset_drops_states_in_slots_and_ram(serve: Serve) -> None:
     async with serve(FakeLoader(n_seq=2), models={"demo": {**MODEL, "cache_ram": 64}}) as api:
         for prompt in (PROMPT, "Another one " * 10, "And a third one " * 8):  # one is offloaded to RAM
             await complete(api, -1, prompt)
@@ -111,7 +111,7 @@ async def test_a_reset_drops_what_slots_and_ram_hold(serve: Serve) -> None:
         assert (await complete(api, -1))["timings"]["cache_n"] > 0
 
 
-async def test_a_reset_drops_what_an_unloaded_model_keeps_on_disk(serve: Serve, tmp_path: Path) -> None:
+async def test_cache_reset_drops_states_of_an_unloaded_model_on_disk(serve: Serve, tmp_path: Path) -> None:
     disk = {"cache_disk": 1, "cache_disk_path": str(tmp_path / "states")}
     models = {"demo": {**MODEL, **disk}, "vectors": {"path": "v.gguf", "embedding": True, **disk}}
     async with serve(FakeLoader(n_seq=2), models=models, server={"models_autoload": False}) as api:
@@ -127,10 +127,10 @@ async def test_a_reset_drops_what_an_unloaded_model_keeps_on_disk(serve: Serve, 
         assert (await complete(api, -1, model="demo"))["timings"]["cache_n"] == 0
 
 
-async def test_a_reset_of_a_loaded_model_removes_every_file_or_says_which_stays(
+async def test_cache_reset_removes_every_file_of_a_loaded_model_or_fails(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """States of other settings, and those in a folder that the engine has given up."""
+    """It includes states of other settings, and those of a disk tier that was switched off after an error."""
     model = {**MODEL, "cache_disk": 1, "cache_disk_path": str(tmp_path / "states")}
 
     def states() -> list[Path]:
@@ -143,9 +143,9 @@ async def test_a_reset_of_a_loaded_model_removes_every_file_or_says_which_stays(
         async with serve(FakeLoader(n_seq=1), models={"demo": model | settings}) as api:
             await complete(api, 0)
     assert len(states()) == 2
-    for is_given_up in (False, True):
+    for index_fails in (False, True):
         with monkeypatch.context() as patch:
-            if is_given_up:
+            if index_fails:
                 patch.setattr(StateFolder, "index", fails)
             async with serve(FakeLoader(n_seq=1), models={"demo": model}) as api:
                 with monkeypatch.context() as locked:
@@ -157,8 +157,8 @@ async def test_a_reset_of_a_loaded_model_removes_every_file_or_says_which_stays(
                 await complete(api, 0)
 
 
-async def test_a_pinned_prefix_stays_until_its_time_is_over(serve: Serve) -> None:
-    """Two states fit into RAM. The pinned one is found after any number of others, and not after its time."""
+async def test_pinned_prefix_stays_cached_until_it_expires(serve: Serve) -> None:
+    """Two states fit into RAM, and each `cached` call computes four other prompts first."""
     chat = {"messages": [{"role": "system", "content": "Be brief. " * 8}, {"role": "user", "content": "Hi"}]}
     others = ["Another one " * 9, "And a third one " * 8, "The fourth is here " * 7, "Then a fifth one " * 8]
     loader = FakeLoader(n_seq=1, n_ctx_seq=1000, n_state_bytes=400 << 10)
@@ -179,20 +179,20 @@ async def test_a_pinned_prefix_stays_until_its_time_is_over(serve: Serve) -> Non
         assert before + 59 < pinned["expires_at"] <= time.time() + 60
         assert await cached() >= pinned["n_tokens"] - 1
         assert await cached() >= pinned["n_tokens"] - 1
-        assert (await api.client.post("/cache/pin", json={**chat, "ttl_s": 1e-6})).status_code == 200  # unpins it
+        assert (
+            await api.client.post("/cache/pin", json={**chat, "ttl_s": 1e-6})
+        ).status_code == 200  # expires immediately
         assert await cached() < 20
         assert (await api.client.post("/cache/pin", json={**chat, "ttl_s": 60})).status_code == 200
         another = {"prompt": "A prompt of its own " * 9, "ttl_s": 60}
         assert "half of cache_ram" in message(await api.client.post("/cache/pin", json=another))
         assert await cached() >= pinned["n_tokens"] - 1
         assert message(await api.client.post("/cache/pin", json={"prompt": "Hi"})).startswith("ttl_s: must be")
-        wrong = await api.client.post("/cache/pin", json={"prompt": 3, "ttl_s": 60})
-        assert wrong.json()["error"]["code"] == 400
-        assert wrong.status_code == 400
+        await api.expect("POST /cache/pin", {"prompt": 3, "ttl_s": 60}, 400, {"error": {"code": 400}})
 
 
-async def test_a_prefix_that_does_not_fit_beside_checkpoints_is_not_pinned(serve: Serve) -> None:
-    """It takes less than half of the RAM, but the checkpoints of other slots leave less."""
+async def test_pin_is_refused_if_checkpoints_leave_too_little_ram(serve: Serve) -> None:
+    """The state itself takes less than half of ``cache_ram``, which is the limit for pins."""
     sizes: dict[str, Any] = {"n_state_bytes": 150 << 10, "n_checkpoint_bytes": 300 << 10}
     loader = FakeLoader(n_seq=3, n_ctx_seq=1000, partial_removal=False, **sizes)
     async with serve(loader, models={"demo": {**MODEL, "n_parallel": 3, "cache_ram": 1}}) as api:
@@ -204,15 +204,15 @@ async def test_a_prefix_that_does_not_fit_beside_checkpoints_is_not_pinned(serve
         await api.expect("POST /cache/pin", pin, 400, "was not pinned")
 
 
-async def test_a_pin_is_admitted_like_a_request(serve: Serve, tmp_path: Path) -> None:
+async def test_pin_needs_scopes_and_counts_towards_the_rate_limit(serve: Serve, tmp_path: Path) -> None:
     admin = {"scopes": ["slots", "infer", "metrics"]}
     both = {"scopes": ["slots", "infer"], "requests_per_minute": 2}
     file = key_file(tmp_path, slots={"scopes": ["slots"]}, both=both, ada={}, admin=admin)
     async with serve(models={"demo": {**MODEL, "cache_ram": 64}}, server={"keys_file": str(file)}) as api:
 
-        async def pin(caller: str, status: int, said: str = "", **fields: Any) -> None:
+        async def pin(caller: str, status: int, part: str = "", **fields: Any) -> None:
             body = {"prompt": PROMPT, "ttl_s": 60, **fields}
-            await api.expect("POST /cache/pin", body, status, said, bearer(caller))
+            await api.expect("POST /cache/pin", body, status, part, bearer(caller))
 
         await pin("slots", 403)
         await pin("both", 403, key="ada")
@@ -222,12 +222,12 @@ async def test_a_pin_is_admitted_like_a_request(serve: Serve, tmp_path: Path) ->
             deep = [deep]
         await pin("admin", 400, "nested too deeply", tools=deep)
         await pin("both", 200)
-        for _ in range(2):  # what was refused may have counted
+        for _ in range(2):  # the refused request may have counted or not
             await api.client.post("/cache/pin", json={"prompt": PROMPT, "ttl_s": 60}, headers=bearer("both"))
         await pin("both", 429)
 
 
-async def test_saving_and_restoring_reply_as_llama_server(serve_slots: Serve, tmp_path: Path) -> None:
+async def test_save_and_restore_reply_like_llama_server(serve_slots: Serve, tmp_path: Path) -> None:
     async with serve_slots() as api:
         content = await complete(api, 1)
         reply = (await act(api, 1, "save", filename="a.bin")).json()
@@ -255,11 +255,11 @@ async def test_saving_and_restoring_reply_as_llama_server(serve_slots: Serve, tm
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-async def test_a_file_of_another_configuration_is_refused_naming_what_differs(
+async def test_restore_refuses_a_file_of_another_configuration_and_names_the_difference(
     serve_slots: Serve, changes: dict[str, Any], expected: str
 ) -> None:
     async with serve_slots() as api:
-        await saved(api)
+        await save(api)
     async with serve_slots(**changes) as api:
         refusal = message(await act(api, 0, "restore", filename="a.bin"))
         assert refusal.startswith("Unable to restore slot: it was saved elsewhere: ")
@@ -268,32 +268,32 @@ async def test_a_file_of_another_configuration_is_refused_naming_what_differs(
         assert (await act(api, 0, "erase")).json()["n_erased"] == 0
 
 
-async def test_a_file_saved_under_an_adapter_needs_that_adapter_at_that_scale(serve_slots: Serve) -> None:
+async def test_restore_needs_the_same_adapter_at_the_same_scale(serve_slots: Serve) -> None:
     async with serve_slots(lora=[LORA]) as api:
-        await saved(api)
+        await save(api)
         assert (await act(api, 0, "restore", filename="a.bin")).status_code == 200
         assert (await api.client.post("/lora-adapters", json=[{"id": 0, "scale": 0.5}])).json() == {"success": True}
         assert "the LoRA set differs" in message(await act(api, 0, "restore", filename="a.bin"))
     async with serve_slots() as api:
         assert "(in the file: fake:pir at 1, here: none)" in message(await act(api, 0, "restore", filename="a.bin"))
-    async with serve_slots(lora=[{"path": "other.gguf", "scale": 0}, LORA]) as api:  # the same one as another id
+    async with serve_slots(lora=[{"path": "other.gguf", "scale": 0}, LORA]) as api:  # the same adapter under another id
         assert (await act(api, 0, "restore", filename="a.bin")).status_code == 200
         assert (await complete(api, 0))["timings"]["cache_n"] >= N_PROMPT - 1
 
 
-async def test_cells_of_a_request_with_its_own_adapters_come_back_for_such_requests_only(serve_slots: Serve) -> None:
-    mine = [{"id": 0, "scale": 0.25}]
+async def test_restored_cells_are_reused_only_by_requests_with_the_same_adapters(serve_slots: Serve) -> None:
+    scaled = [{"id": 0, "scale": 0.25}]
     async with serve_slots(lora=[LORA]) as api:
-        await saved(api, lora=mine)
+        await save(api, lora=scaled)
     async with serve_slots(lora=[LORA]) as api:
-        cases: tuple[tuple[dict[str, Any], bool], ...] = (({"lora": mine}, True), ({}, False))
+        cases: tuple[tuple[dict[str, Any], bool], ...] = (({"lora": scaled}, True), ({}, False))
         for fields, cached in cases:
             assert (await act(api, 1, "restore", filename="a.bin")).status_code == 200
             n = (await complete(api, 1, **fields))["timings"]["cache_n"]
             assert n >= N_PROMPT - 1 if cached else n == 0
 
 
-async def test_a_save_waits_until_its_slot_is_idle(live: GoLive, tmp_path: Path) -> None:
+async def test_save_and_erase_wait_until_the_slot_is_idle(live: GoLive, tmp_path: Path) -> None:
     steps = threading.Semaphore(1)
     async with live(FakeLoader(n_seq=1, steps=steps), server={"slot_save_path": str(tmp_path)}) as server:
         reader, writer = await server.connect(chat_request(max_tokens=5))
@@ -308,11 +308,11 @@ async def test_a_save_waits_until_its_slot_is_idle(live: GoLive, tmp_path: Path)
         writer.close()
 
 
-async def test_restores_into_one_slot_at_once_leave_one_whole(serve_slots: Serve) -> None:
+async def test_concurrent_restores_into_one_slot_leave_one_complete_state(serve_slots: Serve) -> None:
     async with serve_slots() as api:
         prompts = [letter * 60 for letter in "abcd"]
         for prompt in prompts:
-            await saved(api, name=prompt[0], prompt=prompt)
+            await save(api, name=prompt[0], prompt=prompt)
         replies = await asyncio.gather(*(act(api, 2, "restore", filename=prompt[0]) for prompt in prompts * 3))
         assert {reply.status_code for reply in replies} == {200}
         cells = bytes(api.loader.loaded[0].runners[0].cells[2][1:61]).decode()
@@ -321,7 +321,7 @@ async def test_restores_into_one_slot_at_once_leave_one_whole(serve_slots: Serve
         assert (await complete(api, 2, cells, n_predict=0))["timings"]["cache_n"] == 60
 
 
-async def test_the_model_may_be_named_in_the_query_or_in_the_body(serve: Serve, tmp_path: Path) -> None:
+async def test_slot_actions_take_the_model_from_query_or_body(serve: Serve, tmp_path: Path) -> None:
     models = {"a": {"path": "a.gguf", "load": "startup"}, "b": {"path": "b.gguf"}}
     async with serve(server={"slot_save_path": str(tmp_path)}, models=models) as api:
         assert (await api.client.post("/slots/0?action=erase&model=b")).status_code == 200
@@ -334,9 +334,9 @@ async def test_the_model_may_be_named_in_the_query_or_in_the_body(serve: Serve, 
         assert (await act(api, 0, "restore", filename="s", model="a")).status_code == 200
 
 
-async def test_damaged_files_are_refused_and_the_slot_stays_as_it_is(serve_slots: Serve, tmp_path: Path) -> None:
+async def test_restore_refuses_damaged_files_and_leaves_the_slot_unchanged(serve_slots: Serve, tmp_path: Path) -> None:
     async with serve_slots() as api:
-        await saved(api)
+        await save(api)
         content = (tmp_path / "a.bin").read_bytes()
         half = len(content) // 2
         for damaged, expected in (
@@ -347,13 +347,13 @@ async def test_damaged_files_are_refused_and_the_slot_stays_as_it_is(serve_slots
             (tmp_path / "bad.bin").write_bytes(damaged)
             assert expected in message(await act(api, 1, "restore", filename="bad.bin"))
         assert (await complete(api, 1))["timings"]["cache_n"] >= N_PROMPT - 1
-        for missing in (1, 200, 900):  # llama-server's files have no mark of their end: the library refuses them
+        for missing in (1, 200, 900):  # the format has no end mark: the library must refuse them
             (tmp_path / "bad.bin").write_bytes(content[:-missing])
             assert "refused by the library" in message(await act(api, 1, "restore", filename="bad.bin"))
             assert (await act(api, 1, "erase")).json()["n_erased"] == 0
 
 
-async def test_mistakes(serve_slots: Serve, tmp_path: Path) -> None:
+async def test_invalid_slot_actions_are_refused_and_write_nothing(serve_slots: Serve, tmp_path: Path) -> None:
     async with serve_slots() as api:
         for path, body, expected in (
             ("/slots/x?action=save", b'{"filename": "a"}', "Invalid slot ID"),
@@ -373,6 +373,6 @@ async def test_mistakes(serve_slots: Serve, tmp_path: Path) -> None:
             reply = await api.client.post(path, content=body, headers={"Content-Type": "application/json"})
             assert message(reply) == expected, path
         assert os.listdir(tmp_path) == []
-        tmp_path.rmdir()  # noqa: ASYNC240 (nobody waits)
+        tmp_path.rmdir()  # noqa: ASYNC240 (no other task runs)
         assert message(await act(api, 0, "save", filename="a"), 500).startswith("Unable to save slot: ")
         tmp_path.mkdir()  # noqa: ASYNC240

@@ -1,4 +1,4 @@
-"""Spans and metrics of requests, as OpenTelemetry's own exporters get them."""
+"""Spans and metrics of requests, as OpenTelemetry's in-memory exporters receive them."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from server.errors import ConfigError
-from server.telemetry.tracing import WANTED, GenAiMetrics, Tracing, operation_of, wanted_metrics
+from server.telemetry.tracing import METRICS_EXPORTER, GenAiMetrics, Tracing, configured_metrics, operation_of
 from tests.api.conftest import Serve, make_settings
 from tests.support.fakes import FakeLoader
 
@@ -24,7 +24,7 @@ STAGES = ["load", "prepare", "queue", "placement", "prefill", "decode"]
 
 @pytest.fixture
 def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """What applications made from now on export."""
+    """Collect the spans of all applications that the test starts."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -43,7 +43,9 @@ def children(found: Sequence[ReadableSpan], parent: ReadableSpan) -> list[str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_chats_spans(serve: Serve, spans: InMemorySpanExporter, *, stream: bool) -> None:
+async def test_chat_request_has_a_span_for_each_stage(
+    serve: Serve, spans: InMemorySpanExporter, *, stream: bool
+) -> None:
     async with serve(FakeLoader(n_seq=1)) as api:
         body = CHAT | {"stream": stream}
         parent = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "X-Request-Id": "a-1"}
@@ -58,12 +60,12 @@ async def test_a_chats_spans(serve: Serve, spans: InMemorySpanExporter, *, strea
         assert http.attributes["llamapool.request.id"] == "a-1"
         assert children(spans.get_finished_spans(), http) == ["chat demo"]
         assert children(spans.get_finished_spans(), model) == STAGES
-        said = dict(model.attributes or {})
-        assert said["gen_ai.operation.name"] == "chat"
-        assert said["gen_ai.request.model"] == "demo"
-        assert said["gen_ai.usage.output_tokens"] == 3
-        assert said["gen_ai.response.finish_reasons"] == ("limit",)
-        assert int(str(said["gen_ai.usage.input_tokens"])) > 0
+        attributes = dict(model.attributes or {})
+        assert attributes["gen_ai.operation.name"] == "chat"
+        assert attributes["gen_ai.request.model"] == "demo"
+        assert attributes["gen_ai.usage.output_tokens"] == 3
+        assert attributes["gen_ai.response.finish_reasons"] == ("limit",)
+        assert int(str(attributes["gen_ai.usage.input_tokens"])) > 0
         for span in found.values():
             assert span.start_time is not None
             assert span.end_time is not None
@@ -71,7 +73,7 @@ async def test_a_chats_spans(serve: Serve, spans: InMemorySpanExporter, *, strea
             assert span.status.status_code is StatusCode.UNSET
 
 
-async def test_what_is_refused_is_a_span_with_its_reason(serve: Serve, spans: InMemorySpanExporter) -> None:
+async def test_refused_request_has_a_span_with_its_error_type(serve: Serve, spans: InMemorySpanExporter) -> None:
     async with serve(server={"api_prefix": "/llm"}) as api:
         await api.client.post("/llm/v1/completions", json={"prompt": "x" * 999})
         found = by_name(spans)
@@ -81,11 +83,11 @@ async def test_what_is_refused_is_a_span_with_its_reason(serve: Serve, spans: In
             "context_exceeded",
             400,
         )
-        assert http.status.status_code is StatusCode.UNSET  # a client's mistake is no error of a server's span
+        assert http.status.status_code is StatusCode.UNSET  # OpenTelemetry: a 4xx is not a server error
         assert found["text_completion demo"].status.status_code is StatusCode.ERROR
 
 
-async def test_what_is_polled_has_no_span(serve: Serve, spans: InMemorySpanExporter) -> None:
+async def test_health_checks_have_no_span(serve: Serve, spans: InMemorySpanExporter) -> None:
     async with serve() as api:
         await api.client.get("/health")
         await api.client.get("/nowhere")
@@ -93,27 +95,21 @@ async def test_what_is_polled_has_no_span(serve: Serve, spans: InMemorySpanExpor
 
 
 def points(reader: InMemoryMetricReader) -> dict[tuple[str, str], HistogramDataPoint]:
-    """By the metric's name behind ``gen_ai.server.``, and what it counts: an error's type, else the operation."""
+    """Return the points by metric name, without ``gen_ai.server.``, and by error type, or operation without error."""
     data = reader.get_metrics_data()
     assert data is not None
-    found = [
-        (metric, point)
-        for each in data.resource_metrics
-        for scope in each.scope_metrics
-        for metric in scope.metrics
-        for point in metric.data.data_points
-    ]
-    said = {}
-    for metric, point in found:
+    metrics = [m for each in data.resource_metrics for scope in each.scope_metrics for m in scope.metrics]
+    found = {}
+    for metric, point in [(m, point) for m in metrics for point in m.data.data_points]:
         assert isinstance(point, HistogramDataPoint)
         attributes = dict(point.attributes or {})
         assert (metric.unit, attributes["gen_ai.request.model"]) == ("s", "demo")
-        what = attributes.get("error.type", attributes["gen_ai.operation.name"])
-        said[metric.name.removeprefix("gen_ai.server."), str(what)] = point
-    return said
+        label = attributes.get("error.type", attributes["gen_ai.operation.name"])
+        found[metric.name.removeprefix("gen_ai.server."), str(label)] = point
+    return found
 
 
-async def test_metrics_by_the_conventions_names(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_follow_the_gen_ai_conventions(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = InMemoryMetricReader()
     metrics = GenAiMetrics(MeterProvider([reader], shutdown_on_exit=False))
     provider = TracerProvider(shutdown_on_exit=False)
@@ -129,16 +125,16 @@ async def test_metrics_by_the_conventions_names(serve: Serve, monkeypatch: pytes
     assert found["time_to_first_token", "chat"].sum <= found["request.duration", "chat"].sum
 
 
-def test_metrics_are_sent_where_opentelemetrys_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_exporter_accepts_only_otlp_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for none in ("", "none"):
-        monkeypatch.setenv(WANTED, none)
-        assert wanted_metrics(Resource({}), "1") is None
-    monkeypatch.setenv(WANTED, "console")
+        monkeypatch.setenv(METRICS_EXPORTER, none)
+        assert configured_metrics(Resource({}), "1") is None
+    monkeypatch.setenv(METRICS_EXPORTER, "console")
     with pytest.raises(ConfigError, match="use otlp"):
-        wanted_metrics(Resource({}), "1")
+        configured_metrics(Resource({}), "1")
 
 
-def test_what_is_missing_or_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_otel_setup_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from server.app import create_app
 
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
@@ -151,7 +147,7 @@ def test_what_is_missing_or_wrong_is_one_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
+def test_telemetry_packages_are_not_imported_by_default() -> None:
     code = (
         "import sys; from server.app import create_app; from tests.api.conftest import make_settings; "
         "from tests.support.fakes import FakeLoader; create_app(make_settings(), loader=FakeLoader()); "
@@ -171,5 +167,5 @@ def test_nothing_of_it_is_imported_unless_it_is_asked_for() -> None:
         *((path, "text_completion") for path in ("/completion", "/v1/completions", "/infill", "/api/generate")),
     ],
 )
-def test_the_words_of_a_path_tell_its_operation(route: str, operation: str) -> None:
+def test_operation_is_derived_from_the_route(route: str, operation: str) -> None:
     assert operation_of(route) == operation

@@ -1,1 +1,1 @@
-"""Who may come in, and in which shape: keys, pages of other sites, bodies, connections, errors."""
+"""Tests of the transport: keys, cross-origin checks, bodies, connections, errors."""

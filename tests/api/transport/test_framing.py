@@ -1,5 +1,7 @@
-"""Where a request ends: whatever a proxy in front could see otherwise is refused, and its connection closed, so that
-nobody's bytes are taken for the next request (request smuggling, RFC 9112 sections 6 and 11.2)."""
+"""Request framing: ambiguous lengths and upgrades are refused and the connection is closed.
+
+Otherwise a proxy and the server may disagree where a request ends (request smuggling, RFC 9112 sections 6 and 11.2).
+"""
 
 import contextlib
 import json
@@ -20,9 +22,9 @@ NEXT = b"GET /nowhere HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n"
 
 
 async def statuses(server: Live, head: bytes, body: bytes) -> list[int]:
-    """Of all replies on a connection that says this and another request, until the server closes it."""
-    said = await server.exchange(b"POST /completion HTTP/1.1\r\nHost: test\r\n" + head + b"\r\n" + body + NEXT)
-    return [int(part.split(b" ", 1)[0]) for part in said.split(b"HTTP/1.1 ")[1:]]
+    """Send a request and another one on the same connection. Returns the statuses of all replies until it closes."""
+    raw = await server.exchange(b"POST /completion HTTP/1.1\r\nHost: test\r\n" + head + b"\r\n" + body + NEXT)
+    return [int(part.split(b" ", 1)[0]) for part in raw.split(b"HTTP/1.1 ")[1:]]
 
 
 AMBIGUOUS = [
@@ -50,8 +52,8 @@ AMBIGUOUS = [
 ]
 
 
-async def test_a_length_that_may_be_read_in_two_ways_ends_the_connection(live: GoLive) -> None:
-    """After one that can be read in one way the next request is answered."""
+async def test_ambiguous_length_is_refused_and_closes_the_connection(live: GoLive) -> None:
+    """After an unambiguous length the next request on the connection is answered."""
     async with live() as server:
         for head, body in AMBIGUOUS:
             assert await statuses(server, head, body) in ([400], [413]), (head, body)
@@ -65,8 +67,8 @@ TOKENIZE = b'{"content": "hi"}'
 
 @pytest.mark.parametrize("offer", [OFFER, OFFER.replace(b"Upgrade: h2c\r\n", b"") + b"upgrade:h2c \r\n"])
 @pytest.mark.parametrize("separate", [False, True])
-async def test_an_offer_of_http_2_is_ignored(live: GoLive, offer: bytes, separate: bool) -> None:
-    """Java's HttpClient makes it with each first request over plain HTTP, also with a POST."""
+async def test_h2c_upgrade_is_ignored(live: GoLive, offer: bytes, separate: bool) -> None:
+    """Java's HttpClient offers it with the first request on each plain HTTP connection, even with a POST."""
     async with live() as server:
         head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n" + offer + b"Content-Length: %d\r\n\r\n" % len(TOKENIZE)
         reader, writer = await server.connect(head if separate else head + TOKENIZE)
@@ -90,7 +92,7 @@ async def test_an_offer_of_http_2_is_ignored(live: GoLive, offer: bytes, separat
         b"GET / HTTP/1.1\r\nUpgrade: websocket\r\n\r\n",
     ],
 )
-def test_nothing_else_is_removed(data: bytes) -> None:
+def test_only_an_h2c_upgrade_header_is_removed(data: bytes) -> None:
     assert without_h2c(data) == data
 
 
@@ -109,11 +111,11 @@ HANDSHAKE = (
         b"GET /v1/responses HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
     ],
 )
-async def test_an_invalid_websocket_handshake_gets_a_reply(live: GoLive, request_: bytes) -> None:
-    """uvicorn leaves such connections open without a reply, and its shutdown fails."""
+async def test_invalid_websocket_handshake_is_refused(live: GoLive, request_: bytes) -> None:
+    """uvicorn alone leaves such connections open without a reply, and its shutdown fails."""
     async with live(server={"max_connections": 3, "api_keys": ["secret"]}) as server:
         for _ in range(4):
-            reader, writer = await server.connect(request_[:9])  # the protocol sees the head in parts
+            reader, writer = await server.connect(request_[:9])  # the protocol receives the head in two parts
             await until(lambda: server.server.server_state.connections)
             writer.write(request_[9:])
             assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
@@ -129,21 +131,21 @@ async def test_an_invalid_websocket_handshake_gets_a_reply(live: GoLive, request
         b"Connection: Upgrade\r\nUpgrade: websocket, h2c\r\n",
     ],
 )
-async def test_the_body_of_an_ignored_upgrade_is_no_request(live: GoLive, upgrade: bytes) -> None:
-    """httptools skips the body of each request with an upgrade, so a later packet of it began a request."""
+async def test_body_of_an_ignored_upgrade_is_not_parsed_as_a_request(live: GoLive, upgrade: bytes) -> None:
+    """httptools skips the body of a request with an upgrade, so it parsed a later packet of the body as a request."""
     async with live() as server:
         head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(NEXT)
         reader, writer = await server.connect(head + upgrade + b"\r\n")
         assert b"connection: close" in await reader.readuntil(b"\r\n\r\n")
-        said = b""
+        rest = b""
         with contextlib.suppress(ConnectionError):
             writer.write(NEXT)
-            said = await reader.read()
-        assert b"HTTP/1.1 " not in said
+            rest = await reader.read()
+        assert b"HTTP/1.1 " not in rest
 
 
-async def test_a_handshake_during_another_request_ends_the_connection(live: GoLive) -> None:
-    """uvicorn answers it at once, and no longer notices that the first request's client disconnects."""
+async def test_websocket_handshake_during_another_request_closes_the_connection(live: GoLive) -> None:
+    """uvicorn alone answers it immediately, and then misses a disconnect during the first request."""
     async with live() as server:
         first = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(BODY)
         handshake = b"GET /v1/responses HTTP/1.1\r\nHost: x\r\n" + HANDSHAKE + b"\r\n"
@@ -151,7 +153,7 @@ async def test_a_handshake_during_another_request_ends_the_connection(live: GoLi
 
 
 UPLOAD = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
-WAITING = {
+PIPELINED = {
     "one segment": [],
     "one": [NEXT],
     "three": [b"GET /nowhere HTTP/1.1\r\nHost: test\r\n\r\n"] * 3,
@@ -161,18 +163,16 @@ WAITING = {
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("waiting", WAITING)
-async def test_a_client_that_leaves_ends_its_first_request_though_others_wait(
-    live: GoLive, waiting: str, stream: bool
-) -> None:
-    """uvicorn tells the last one only, and reads nothing until the first reply is complete."""
+@pytest.mark.parametrize("pipelined", PIPELINED)
+async def test_disconnect_ends_the_running_request_of_a_pipeline(live: GoLive, pipelined: str, stream: bool) -> None:
+    """uvicorn alone reports a disconnect only to the last request, and reads nothing until the reply is complete."""
     steps = threading.Semaphore(0)
     async with live(FakeLoader(steps=steps)) as server:
-        _, writer = await server.connect(chat_request(stream=stream) + (b"" if WAITING[waiting] else NEXT))
+        _, writer = await server.connect(chat_request(stream=stream) + (b"" if PIPELINED[pipelined] else NEXT))
         loaded = server.api.loaded()
         await until(lambda: loaded.busy)
         connection: Any = next(iter(server.server.server_state.connections))
-        for part in WAITING[waiting]:
+        for part in PIPELINED[pipelined]:
             before = connection.cycle, len(connection.cycle.body)
             writer.write(part)
             await until(lambda: (connection.cycle, len(connection.cycle.body)) != before)  # noqa: B023
@@ -181,13 +181,13 @@ async def test_a_client_that_leaves_ends_its_first_request_though_others_wait(
         steps.release(1000)
 
 
-@pytest.mark.parametrize("waiting", [b"GET / HTTP/1.1\r\n\r\n" * (MAX_WAITING + 1), UPLOAD + b"x" * 2_000_000])
-async def test_what_waits_for_an_earlier_reply_is_limited(live: GoLive, waiting: bytes) -> None:
+@pytest.mark.parametrize("pipelined", [b"GET / HTTP/1.1\r\n\r\n" * (MAX_WAITING + 1), UPLOAD + b"x" * 2_000_000])
+async def test_pipelined_requests_and_their_bytes_are_limited(live: GoLive, pipelined: bytes) -> None:
     steps = threading.Semaphore(0)
-    said = b""
+    reply = b""
     async with live(FakeLoader(steps=steps)) as server:
         with contextlib.suppress(ConnectionError):
-            said = await server.exchange(chat_request(stream=False) + waiting)
-        assert said == b""
+            reply = await server.exchange(chat_request(stream=False) + pipelined)
+        assert reply == b""
         await until(lambda: not server.server.server_state.tasks)
         steps.release(1000)

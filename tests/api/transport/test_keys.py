@@ -1,4 +1,4 @@
-"""API keys: what each may do, how much, where a request has it, that their file is followed; usage and budgets."""
+"""API keys: scopes, models, rate limits, priorities, budgets and usage; reload of the key file."""
 
 import asyncio
 import csv
@@ -7,6 +7,7 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ import yaml
 
 from server.transport.keys import hash_of, plain_key
 from tests.api.conftest import Api, GoLive, Serve, chat_request, until
-from tests.api.management.test_models import TWO
+from tests.api.management.test_models import TWO_MODELS
 from tests.api.streams import posting
 from tests.support.fakes import FakeLoader
 
@@ -22,7 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 
 
 def key_file(folder: Path, **entries: dict[str, Any]) -> Path:
-    """Of keys whose names, unless given, are the keys."""
+    """Write a key file. Each key equals the name of its entry; `name` in the fields replaces the name."""
     file = folder / "keys.yaml"
     keys = [{"name": name, "hash": hash_of(name), **fields} for name, fields in entries.items()]
     part = folder / "part"
@@ -44,12 +45,12 @@ async def chat(api: Api, name: str, **body: Any) -> httpx.Response:
 
 
 @pytest.fixture(autouse=True)
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.reload.EVERY_S", 0.005)
 
 
-async def test_where_files_lie_is_for_who_may_load_models(serve: Serve, tmp_path: Path) -> None:
-    """Also where a load has failed, whose reason quotes the library."""
+async def test_only_keys_that_may_load_models_see_file_paths(serve: Serve, tmp_path: Path) -> None:
+    """The error of a failed load, which quotes the library, shows a path to no key."""
     file = key_file(tmp_path, ada={}, ops={"scopes": ["infer", "models"]})
     folder = tmp_path / "private folder"
     failing = {"broken": f"{folder}/broken.gguf: not a GGUF file"}
@@ -57,49 +58,49 @@ async def test_where_files_lie_is_for_who_may_load_models(serve: Serve, tmp_path
         "demo": {"path": f"{folder}/demo.gguf", "lora": [f"{folder}/pirate.gguf"]},
         "broken": {"path": f"{folder}/broken.gguf"},
     }
-    shown = {"/props?model=demo": "demo.gguf", "/lora-adapters?model=demo": "pirate.gguf", "/v1/models": "demo"}
+    paths = {"/props?model=demo": "demo.gguf", "/lora-adapters?model=demo": "pirate.gguf", "/v1/models": "demo"}
     async with serve(FakeLoader(failing=failing), models=models, server=server(file)) as api:
-        for name, seen in (("ada", False), ("ops", True)):
+        for name, visible in (("ada", False), ("ops", True)):
             failed = await chat(api, name, model="broken")
             assert failed.json()["error"]["message"] == "model 'broken' failed to load: broken.gguf: not a GGUF file"
-            for path, said in shown.items():
-                text = (await api.expect(f"GET {path}", None, 200, said, bearer(name))).text
-                assert (str(folder) in text) is seen
+            for path, file_name in paths.items():
+                text = (await api.expect(f"GET {path}", None, 200, file_name, bearer(name))).text
+                assert (str(folder) in text) is visible
 
 
-async def test_a_request_has_adapters_of_its_own_with_their_scope_alone(serve: Serve, tmp_path: Path) -> None:
+async def test_lora_of_a_request_needs_the_scope_lora(serve: Serve, tmp_path: Path) -> None:
     file = key_file(tmp_path, ada={"scopes": ["infer"]}, bert={"scopes": ["infer", "lora"]})
     models = {"demo": {"path": "demo.gguf", "lora": ["pirate.gguf"]}}
     async with serve(models=models, server=server(file)) as api:
         lora, path = {"lora": [{"id": 0, "scale": 0.5}]}, "POST /v1/chat/completions"
         lacks = ({"error": {"type": "permission_error"}}, "lacks the scope 'lora'")
         await api.expect(path, CHAT | lora, 403, lacks, bearer("ada"))
-        await api.expect(path, CHAT | {"lora": []}, headers=bearer("ada"))  # what is set for all
+        await api.expect(path, CHAT | {"lora": []}, headers=bearer("ada"))  # the configured scales
         await api.expect(path, CHAT | lora, headers=bearer("bert"))
         await api.expect(path, CHAT, headers=bearer("ada"))
 
 
-async def test_what_a_key_opens(serve: Serve, tmp_path: Path) -> None:
-    """`test_paths` tries every scope; here are a file without keys, keys beside a file, and open metrics."""
+async def test_api_keys_besides_a_key_file_and_open_metrics(serve: Serve, tmp_path: Path) -> None:
+    """A key file without keys refuses every request. `test_paths` tests each scope."""
     settings = server(key_file(tmp_path, ada={}), api_keys=["master"], metrics=True, metrics_open=True)
     async with serve(server=settings) as api:
         await api.expect("GET /metrics")
         await api.expect("GET /slots", None, 401)
-        await api.expect("POST /v1/completions", b"{not json", 401)  # a refused request is not read
-        assert (await chat(api, "master", priority=-9)).status_code == 200  # llama-server's keys may do everything
+        await api.expect("POST /v1/completions", b"{not json", 401)  # the body of a refused request is not parsed
+        assert (await chat(api, "master", priority=-9)).status_code == 200  # keys of `--api-key` have all scopes
     async with serve(server=server(key_file(tmp_path))) as api:
-        for given in ({}, bearer("ada"), bearer("")):
-            await api.expect("GET /v1/models", None, 401, headers=given)
-            await api.expect("POST /v1/chat/completions", CHAT, 401, headers=given)
+        for headers in ({}, bearer("ada"), bearer("")):
+            await api.expect("GET /v1/models", None, 401, headers=headers)
+            await api.expect("POST /v1/chat/completions", CHAT, 401, headers=headers)
 
 
-async def test_a_key_knows_of_no_models_but_its_own(serve: Serve, tmp_path: Path) -> None:
+async def test_key_sees_only_its_own_models(serve: Serve, tmp_path: Path) -> None:
     scopes = ["infer", "models", "slots"]
     file = key_file(tmp_path, ada={"models": ["first"], "scopes": scopes}, all={"scopes": scopes})
-    async with serve(models=TWO, server=server(file)) as api:
-        shown = [(await api.expect("GET /v1/models", headers=bearer(name))).json()["data"] for name in ("ada", "all")]
-        assert [[model["id"] for model in each] for each in shown] == [["org/a:Q8"], ["org/a:Q8", "b"]]
-        assert (await chat(api, "ada")).status_code == 200  # its only one
+    async with serve(models=TWO_MODELS, server=server(file)) as api:
+        lists = [(await api.expect("GET /v1/models", headers=bearer(name))).json()["data"] for name in ("ada", "all")]
+        assert [[model["id"] for model in models] for models in lists] == [["org/a:Q8"], ["org/a:Q8", "b"]]
+        assert (await chat(api, "ada")).status_code == 200  # without a name: the key's only model
         for request, body in (
             ("POST /v1/chat/completions", CHAT | {"model": "b"}),
             ("GET /v1/models/b", None),
@@ -124,92 +125,90 @@ async def test_a_key_knows_of_no_models_but_its_own(serve: Serve, tmp_path: Path
         "POST /slots/0?action=erase&model=b",
     ],
 )
-async def test_a_key_that_may_not_use_models_loads_none(serve: Serve, tmp_path: Path, request_: str) -> None:
-    look = ["slots", "lora", "props", "metrics"]
-    scopes = {"look": look, "ops": [*look, "models"], "ada": [*look, "infer"]}
+async def test_key_without_scopes_for_models_does_not_load_any(serve: Serve, tmp_path: Path, request_: str) -> None:
+    viewer = ["slots", "lora", "props", "metrics"]
+    scopes = {"viewer": viewer, "ops": [*viewer, "models"], "ada": [*viewer, "infer"]}
     file = key_file(tmp_path, **{name: {"scopes": each} for name, each in scopes.items()})
     body: Any = None if request_.startswith("GET") else [] if "lora" in request_ else {}
-    async with serve(models=TWO, server=server(file, models_max=1, slot_save_path=str(tmp_path))) as api:
+    async with serve(models=TWO_MODELS, server=server(file, models_max=1, slot_save_path=str(tmp_path))) as api:
         first = request_.replace("=b", "=first")
-        await api.expect(first, body, headers=bearer("look"))
-        await api.expect(request_, body, 403, "lacks the scope 'infer'", bearer("look"))
+        await api.expect(first, body, headers=bearer("viewer"))
+        await api.expect(request_, body, 403, "lacks the scope 'infer'", bearer("viewer"))
         assert [state.loaded is not None for state in api.pool.states()] == [True, False]  # nothing was evicted
         await api.expect(request_, body, headers=bearer("ops"))
         await api.expect(first, body, headers=bearer("ada"))
 
 
-async def test_a_keys_successor_of_the_same_name_has_its_conversations(serve: Serve, tmp_path: Path) -> None:
-    """A key is changed for another: both are valid for a while, then the old one goes."""
+async def test_keys_with_the_same_name_share_stored_responses_and_streams(serve: Serve, tmp_path: Path) -> None:
+    """While a key is rotated, the old and the new key are valid."""
     file = key_file(tmp_path, old={"name": "ada"}, new={"name": "ada"}, other={"name": "bert"})
     async with serve(server=server(file)) as api:
-        asked = {"input": "Hi", "max_output_tokens": 3}
-        first = (await api.expect("POST /v1/responses", asked, headers=bearer("old"))).json()["id"]
-        kept = {**bearer("old"), "X-Conversation-Id": "a"}
-        assert (await api.expect("POST /v1/chat/completions", CHAT | {"stream": True}, headers=kept)).text
+        body = {"input": "Hi", "max_output_tokens": 3}
+        first = (await api.expect("POST /v1/responses", body, headers=bearer("old"))).json()["id"]
+        resumable = {**bearer("old"), "X-Conversation-Id": "a"}
+        assert (await api.expect("POST /v1/chat/completions", CHAT | {"stream": True}, headers=resumable)).text
         for key, found in (("old", True), ("new", True), ("other", False)):
-            more = asked | {"previous_response_id": first}
+            follow_up = body | {"previous_response_id": first}
             await api.expect(f"GET /v1/responses/{first}", None, 200 if found else 404, headers=bearer(key))
-            await api.expect("POST /v1/responses", more, 200 if found else 400, headers=bearer(key))
+            await api.expect("POST /v1/responses", follow_up, 200 if found else 400, headers=bearer(key))
             await api.expect("GET /v1/stream?conv_id=a", None, 200 if found else 404, headers=bearer(key))
 
 
-async def test_no_name_of_a_file_owns_what_a_key_without_a_name_has(serve: Serve, tmp_path: Path) -> None:
-    """The log calls a key without a name by the beginning of its hash; a file may hold that name, too."""
+async def test_name_in_the_key_file_gives_no_access_to_objects_of_an_unnamed_key(serve: Serve, tmp_path: Path) -> None:
+    """Logs identify an unnamed key by a prefix of its hash, and an entry of the file may have this name."""
     file = key_file(tmp_path, thief={"name": plain_key("master").name})
     async with serve(server=server(file, api_keys=["master", "second"])) as api:
-        asked = {"input": "Hi", "max_output_tokens": 3}
-        made = (await api.expect("POST /v1/responses", asked, headers=bearer("master"))).json()["id"]
+        body = {"input": "Hi", "max_output_tokens": 3}
+        response = (await api.expect("POST /v1/responses", body, headers=bearer("master"))).json()["id"]
         for key, status in (("thief", 404), ("second", 404), ("master", 200)):
-            await api.expect(f"GET /v1/responses/{made}", None, status, headers=bearer(key))
+            await api.expect(f"GET /v1/responses/{response}", None, status, headers=bearer(key))
 
 
-async def test_requests_a_minute_and_what_is_left_of_them(serve: Serve, tmp_path: Path) -> None:
+async def test_requests_per_minute_are_limited_and_the_remainder_is_reported(serve: Serve, tmp_path: Path) -> None:
     async with serve(server=server(key_file(tmp_path, ada={"requests_per_minute": 2}, bert={}))) as api:
         first = await chat(api, "ada")
         assert (first.status_code, first.headers["x-ratelimit-remaining-requests"]) == (200, "1")
-        for _ in range(3):  # others don't count
+        for _ in range(3):  # only generation counts
             assert (await api.client.get("/v1/models", headers=bearer("ada"))).status_code == 200
         message = await api.client.post("/v1/messages", json=CHAT, headers={"x-api-key": "ada"})
         assert message.headers["anthropic-ratelimit-requests-remaining"] == "0"
-        refused = await chat(api, "ada")
-        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        error = {"error": {"type": "rate_limit_error"}}
+        refused = await api.expect("POST /v1/chat/completions", CHAT, 429, error, bearer("ada"))
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         assert "x-ratelimit-remaining-requests" not in (await chat(api, "bert")).headers
-        await api.expect(
-            "POST /v1/messages", CHAT, 429, {"error": {"type": "rate_limit_error"}}, headers={"x-api-key": "ada"}
-        )
+        await api.expect("POST /v1/messages", CHAT, 429, error, {"x-api-key": "ada"})
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tokens_of_prompts_and_replies_count(serve: Serve, tmp_path: Path, stream: bool) -> None:
+async def test_prompt_and_completion_tokens_count_towards_the_limit(serve: Serve, tmp_path: Path, stream: bool) -> None:
     loader = FakeLoader(replies={"assistant\n": "Hello there"})
     async with serve(loader, server=server(key_file(tmp_path, ada={"tokens_per_minute": 1000}))) as api:
         reply = await chat(api, "ada", stream=stream, stream_options={"include_usage": True} if stream else None)
         usage = json.loads(reply.text.split("data: ")[-2])["usage"] if stream else reply.json()["usage"]
         left = int((await chat(api, "ada")).headers["x-ratelimit-remaining-tokens"])
-        assert left == 1000 - usage["total_tokens"]  # as the second request begins
+        assert left == 1000 - usage["total_tokens"]  # before the second request's tokens
 
 
-async def test_tokens_of_embeddings_count_and_who_has_none_left_is_refused(serve: Serve, tmp_path: Path) -> None:
+async def test_embedding_tokens_count_towards_the_limit(serve: Serve, tmp_path: Path) -> None:
     models = {"demo": {"path": "demo.gguf", "load": "startup", "embedding": True}}
     async with serve(models=models, server=server(key_file(tmp_path, ada={"tokens_per_minute": 2}))) as api:
-        asked = {"input": "some text to embed"}
-        await api.expect("POST /v1/embeddings", asked, headers=bearer("ada"))
-        await api.expect("POST /v1/embeddings", asked, 429, "tokens per minute", bearer("ada"))
+        body = {"input": "some text to embed"}
+        await api.expect("POST /v1/embeddings", body, headers=bearer("ada"))
+        await api.expect("POST /v1/embeddings", body, 429, "tokens per minute", bearer("ada"))
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "headers", "goes_on"),
+    ("path", "body", "headers", "outlives_client"),
     [
         ("/v1/chat/completions", CHAT | {"stream": True}, {}, False),
         ("/v1/chat/completions", CHAT | {"stream": True}, {"X-Conversation-Id": "a"}, True),
         ("/v1/responses", {"input": "Hi", "background": True, "max_output_tokens": 5}, {}, True),
     ],
-    ids=["a stream", "a stream that goes on alone", "a background response"],
+    ids=["stream", "resumable stream", "background response"],
 )
-async def test_so_many_at_once(
-    serve: Serve, tmp_path: Path, path: str, body: dict[str, Any], headers: dict[str, str], goes_on: bool
+async def test_concurrent_requests_of_a_key_are_limited(
+    serve: Serve, tmp_path: Path, path: str, body: dict[str, Any], headers: dict[str, str], outlives_client: bool
 ) -> None:
     steps = threading.Semaphore(0)
     limits = key_file(tmp_path, ada={"max_concurrent_requests": 1}, bert={})
@@ -218,7 +217,7 @@ async def test_so_many_at_once(
             steps.release(2)
             assert await exchange.start() == 200
             await api.expect("POST /v1/chat/completions", CHAT, 429, "1 concurrent requests", bearer("ada"))
-        assert bool(api.app.state.services.rates._running) is goes_on
+        assert bool(api.app.state.services.rates._running) is outlives_client
         steps.release(1000)
         await until(lambda: not api.app.state.services.rates._running)
         assert (await chat(api, "ada")).status_code == 200
@@ -227,23 +226,23 @@ async def test_so_many_at_once(
 @pytest.mark.parametrize(
     ("ceiling", "priorities"), [(0, {-1: None, 0: 0}), (-5, {-5: -5, -6: None}), (3, {0: 3, 2: 3, 4: 4})]
 )
-async def test_nobody_is_more_urgent_than_his_key(
+async def test_priority_of_a_request_is_limited_by_its_key(
     serve: Serve, tmp_path: Path, ceiling: int, priorities: dict[int, int | None]
 ) -> None:
-    """`priorities`: what a request gets for each that it asks for, None = 403. 0 is asked for by asking for nothing."""
+    """`priorities`: the priority that the engine receives for each requested one, or None for a refusal with 403."""
     async with serve(server=server(key_file(tmp_path, ada={"priority": ceiling}))) as api:
-        seen: list[int] = []
+        received: list[int] = []
         engine = api.loaded().engine
         submit = engine.submit
         engine.submit = (  # type: ignore[method-assign]
-            lambda request, sink: seen.append(request.priority) or submit(request, sink)  # type: ignore[func-returns-value]
+            lambda request, sink: received.append(request.priority) or submit(request, sink)  # type: ignore[func-returns-value]
         )
-        for asked, got in priorities.items():
-            assert (await chat(api, "ada", priority=asked)).status_code == (403 if got is None else 200)
-        assert seen == [got for got in priorities.values() if got is not None]
+        for requested, expected in priorities.items():
+            assert (await chat(api, "ada", priority=requested)).status_code == (403 if expected is None else 200)
+        assert received == [expected for expected in priorities.values() if expected is not None]
 
 
-async def test_the_file_is_followed(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changed_key_file_is_reloaded(serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     file = key_file(tmp_path, ada={})
     async with serve(server=server(file)) as api:
@@ -255,14 +254,16 @@ async def test_the_file_is_followed(serve: Serve, tmp_path: Path, caplog: pytest
         file.write_text("keys: [{name: eve}]")
         await until(lambda: "the API keys are as they were" in caplog.text)
         assert (await chat(api, "bert")).status_code == 200
-        key_file(tmp_path)  # the last one goes: nobody gets in
+        key_file(tmp_path)  # without keys every request is refused
         await until(lambda: "there are 0" in caplog.text)
         assert (await chat(api, "bert")).status_code == 401
         assert (await api.client.get("/v1/models")).status_code == 401
 
 
-@pytest.mark.parametrize("by", ["ada", "ops"])
-async def test_nobody_ends_the_requests_of_others(live: GoLive, tmp_path: Path, by: str) -> None:
+@pytest.mark.parametrize("allowed", ["ada", "ops"])
+async def test_only_the_same_key_or_an_administrator_cancels_a_request(
+    live: GoLive, tmp_path: Path, allowed: str
+) -> None:
     steps = threading.Semaphore(1)
     loader = FakeLoader(n_seq=2, steps=steps)
     file = key_file(tmp_path, ada={}, bert={}, ops={"scopes": ["infer", "metrics"]})
@@ -270,11 +271,11 @@ async def test_nobody_ends_the_requests_of_others(live: GoLive, tmp_path: Path, 
         request = chat_request(max_tokens=50).replace(b"Host: test", b"Host: test\r\nAuthorization: Bearer ada")
         reader, writer = await running.connect(request)
         completion = json.loads((await reader.readuntil(b"}\n\n")).rpartition(b"data: ")[2])["id"]
-        asked = {"id": completion, "action": "cancel"}
-        for name in ("bert", by):
+        body = {"id": completion, "action": "cancel"}
+        for name in ("bert", allowed):
             path = "/v1/chat/completions/control"
-            reply = await running.api.client.post(path, json=asked, headers=bearer(name))
-            assert reply.json()["success"] is (name == by)
+            reply = await running.api.client.post(path, json=body, headers=bearer(name))
+            assert reply.json()["success"] is (name == allowed)
         steps.release(1000)
         writer.close()
 
@@ -283,7 +284,7 @@ KEYS = {"server": {"api_keys": ["secret", "other"]}}
 UNAUTHORIZED = {"error": {"code": 401, "message": "Invalid API Key", "type": "authentication_error"}}
 
 
-async def test_without_a_key_nothing_is_told(serve: Serve) -> None:
+async def test_requests_without_a_key_are_refused(serve: Serve) -> None:
     async with serve(**KEYS) as api:
         for path in ("/v1/models", "/models", "/props", "/slots", "/metrics", "/docs/nope", "/nope"):
             reply = await api.client.get(path)
@@ -292,7 +293,7 @@ async def test_without_a_key_nothing_is_told(serve: Serve) -> None:
             assert reply.headers["www-authenticate"] == "Bearer"
 
 
-async def test_keys_come_from_a_file_too(serve: Serve, tmp_path: Path) -> None:
+async def test_keys_are_read_from_api_key_file(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# team\nfrom-file\n\n")
     async with serve(server={"api_keys": ["secret"], "api_key_file": str(file)}) as api:
@@ -300,32 +301,30 @@ async def test_keys_come_from_a_file_too(serve: Serve, tmp_path: Path) -> None:
             await api.expect("GET /v1/models", None, status, headers={"X-Api-Key": key})
 
 
-LOADER = {"assistant\n": "Hello there"}
+REPLIES = {"assistant\n": "Hello there"}
 
 
-async def usage_of(api: Api, caller: str, **params: str) -> Any:
-    reply = await api.client.get("/v1/usage", params=params, headers=bearer(caller))
-    assert reply.status_code == 200, reply.text
-    return reply.json()
+async def get_usage(api: Api, caller: str, **params: str) -> Any:
+    return (await api.expect(f"GET /v1/usage?{urlencode(params)}", headers=bearer(caller))).json()
 
 
-async def test_a_key_sees_its_own_usage_and_an_administrator_all(serve: Serve, tmp_path: Path) -> None:
+async def test_key_sees_its_own_usage_and_an_administrator_all(serve: Serve, tmp_path: Path) -> None:
     keys = key_file(tmp_path, ada={"tokens_per_day": 5000}, bert={}, admin={"scopes": ["metrics"]})
-    async with serve(FakeLoader(replies=LOADER), server=server(keys)) as api:
+    async with serve(FakeLoader(replies=REPLIES), server=server(keys)) as api:
         replies = [await chat(api, key) for key in ("ada", "ada", "bert")]
         counts = [reply.json()["usage"] for reply in replies]
-        own = await usage_of(api, "ada")
+        own = await get_usage(api, "ada")
         (row,) = own["data"]
         assert (row["key"], row["model"], row["requests"]) == ("ada", "demo", 2)
         assert row["prompt_tokens"] == sum(each["prompt_tokens"] for each in counts[:2])
         assert row["completion_tokens"] == sum(each["completion_tokens"] for each in counts[:2])
         n_used = row["prompt_tokens"] + row["completion_tokens"]
         assert own["budget"] == {"day": {"used": n_used, "limit": 5000}, "month": {"used": n_used, "limit": None}}
-        assert (await usage_of(api, "ada", key="bert"))["data"] == own["data"]
-        every = await usage_of(api, "admin")
+        assert (await get_usage(api, "ada", key="bert"))["data"] == own["data"]
+        every = await get_usage(api, "admin")
         assert [row["key"] for row in every["data"]] == ["ada", "bert"]
-        assert [row["key"] for row in (await usage_of(api, "admin", key="bert"))["data"]] == ["bert"]
-        assert (await usage_of(api, "admin", end="2026-01-01"))["data"] == []
+        assert [row["key"] for row in (await get_usage(api, "admin", key="bert"))["data"]] == ["bert"]
+        assert (await get_usage(api, "admin", end="2026-01-01"))["data"] == []
         table = await api.client.get("/v1/usage?format=csv", headers=bearer("admin"))
         assert table.headers["content-type"].startswith("text/csv")
         assert [{key: str(value) for key, value in row.items()} for row in every["data"]] == list(
@@ -333,33 +332,29 @@ async def test_a_key_sees_its_own_usage_and_an_administrator_all(serve: Serve, t
         )
 
 
-async def test_a_request_that_the_full_queue_refuses_uses_no_tokens(serve: Serve, tmp_path: Path) -> None:
+async def test_request_refused_by_a_full_queue_counts_no_tokens(serve: Serve, tmp_path: Path) -> None:
     steps = threading.Semaphore(0)
-    one = {"demo": {"path": "a.gguf", "n_parallel": 1, "max_queue": 1}}
-    async with serve(FakeLoader(n_seq=1, steps=steps), models=one, server=server(key_file(tmp_path, ada={}))) as api:
+    models = {"demo": {"path": "a.gguf", "n_parallel": 1, "max_queue": 1}}
+    async with serve(FakeLoader(n_seq=1, steps=steps), models=models, server=server(key_file(tmp_path, ada={}))) as api:
         running = [asyncio.create_task(chat(api, "ada")) for _ in range(2)]
         await until(lambda: len(api.app.state.services.running) == 2)
-        refused = await chat(api, "ada")
-        assert (refused.status_code, "queue is full" in refused.text) == (429, True)
+        await api.expect("POST /v1/chat/completions", CHAT, 429, "queue is full", bearer("ada"))
         assert b'reason="queue_full"' in api.app.state.services.metrics.render("")[0]
         steps.release(1000)
-        counts = [(await one).json()["usage"] for one in running]
-        (row,) = (await usage_of(api, "ada"))["data"]
+        counts = [(await request).json()["usage"] for request in running]
+        (row,) = (await get_usage(api, "ada"))["data"]
         assert row["prompt_tokens"] == sum(each["prompt_tokens"] for each in counts)
 
 
 @pytest.mark.parametrize("period", ["day", "month"])
-async def test_a_key_without_budget_left_is_refused_until_the_next_period(
-    serve: Serve, tmp_path: Path, period: str
-) -> None:
+async def test_key_without_budget_is_refused_until_the_next_period(serve: Serve, tmp_path: Path, period: str) -> None:
     keys = key_file(tmp_path, ada={f"tokens_per_{period}": 1}, bert={}, admin={"scopes": ["metrics"]})
-    async with serve(FakeLoader(replies=LOADER), server=server(keys, metrics=True)) as api:
+    async with serve(FakeLoader(replies=REPLIES), server=server(keys, metrics=True)) as api:
         assert (await chat(api, "ada")).status_code == 200
-        refused = await chat(api, "ada")
-        assert (refused.status_code, f"1 tokens per {period}" in refused.text) == (429, True)
+        refused = await api.expect("POST /v1/chat/completions", CHAT, 429, f"1 tokens per {period}", bearer("ada"))
         assert 1 <= int(refused.headers["retry-after"]) <= 31 * 86_400
         assert (await chat(api, "bert")).status_code == 200
-        n_used = (await usage_of(api, "ada"))["budget"][period]["used"]
+        n_used = (await get_usage(api, "ada"))["budget"][period]["used"]
         metrics = (await api.client.get("/metrics", headers=bearer("admin"))).text
         assert f'request_errors_total{{reason="rate_limited_tokens_per_{period}"}} 1\n' in metrics
         assert f'llamapool_key_budget_used_tokens{{key="ada",period="{period}"}} {n_used}' in metrics

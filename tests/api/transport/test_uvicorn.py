@@ -1,4 +1,4 @@
-"""The application gives the uvicorn that runs it its own limits, also of connections."""
+"""Settings that the application applies to the uvicorn that runs it, and limits of connections."""
 
 import asyncio
 import logging
@@ -11,10 +11,10 @@ from tests.api.conftest import GoLive, Live, Serve, chat_request, until
 from tests.api.transport.test_framing import HANDSHAKE
 from tests.support.fakes import FakeLoader
 
-PROXIES_KEEP_S = 60  # nginx's keepalive_timeout of an upstream, and ALB's idle timeout
+PROXY_KEEP_ALIVE_S = 60  # nginx's keepalive_timeout of an upstream, and ALB's idle timeout
 
 
-async def test_a_connection_without_a_request_is_closed_in_the_end(live: GoLive) -> None:
+async def test_idle_connection_is_closed_after_keep_alive_s(live: GoLive) -> None:
     async with live(server={"keep_alive_s": 1}) as server:
         reader, writer = await server.connect(HEAD)
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
@@ -22,21 +22,21 @@ async def test_a_connection_without_a_request_is_closed_in_the_end(live: GoLive)
         writer.close()
 
 
-async def test_flags_of_uvicorn_win(live: GoLive) -> None:
+async def test_uvicorn_flags_take_precedence(live: GoLive) -> None:
     async with live(uvicorn={"timeout_keep_alive": 7, "ws_max_size": 5}) as server:
         config = server.server.config
         assert (config.timeout_keep_alive, config.ws_max_size) == (7, 5)
-        assert config.timeout_graceful_shutdown is not None  # not given: the server's own
+        assert config.timeout_graceful_shutdown is not None  # no such flag: the application's value
     async with live() as server:
-        assert server.server.config.timeout_keep_alive > PROXIES_KEEP_S
+        assert server.server.config.timeout_keep_alive > PROXY_KEEP_ALIVE_S
 
 
-async def test_another_http_protocol_of_uvicorn_serves(live: GoLive) -> None:
+async def test_h11_protocol_of_uvicorn_serves(live: GoLive) -> None:
     async with live(uvicorn={"http": "h11"}) as server:
         assert (await server.api.client.get("/health")).status_code == 200
 
 
-async def test_an_administration_port_that_uvicorn_does_not_open_is_named(
+async def test_admin_port_that_uvicorn_does_not_listen_on_is_logged(
     live: GoLive, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with live(server={"admin_port": 8081, "metrics": True}) as server:
@@ -56,7 +56,7 @@ async def test_an_administration_port_that_uvicorn_does_not_open_is_named(
         (b"GET /v1/responses HTTP/1.1\r\nHost: x\r\n" + HANDSHAKE + b"\r\n", 101),
     ],
 )
-async def test_every_reply_names_one_server(live: GoLive, request_: bytes, status: int) -> None:
+async def test_every_reply_has_one_server_header(live: GoLive, request_: bytes, status: int) -> None:
     async with live() as server:
         reader, writer = await server.connect(request_)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -65,7 +65,7 @@ async def test_every_reply_names_one_server(live: GoLive, request_: bytes, statu
         assert head.count(b"\r\nserver: ") == head.count(b"\r\nserver: llamapool\r\n") == 1
 
 
-async def test_options_that_only_uvicorn_can_have_are_named_under_another_server(
+async def test_options_without_effect_under_another_asgi_server_are_logged(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(server={"keep_alive_s": 9, "max_connections": 3}):
@@ -77,22 +77,22 @@ async def test_options_that_only_uvicorn_can_have_are_named_under_another_server
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-MOST = {"max_connections": 3}
+LIMITED = {"max_connections": 3}
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 HEAD = b"HEAD /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
-async def streams(server: Live, n: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """So many that are under way."""
+async def open_streams(server: Live, n: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Open `n` streams and wait until all of them run."""
     opened = [await server.connect(chat_request(max_tokens=50)) for _ in range(n)]
     await until(lambda: len(server.server.server_state.tasks) == n)
     return opened
 
 
-async def test_with_requests_on_all_the_next_is_told_to_come_back(live: GoLive) -> None:
+async def test_request_over_the_connection_limit_is_refused_with_retry_after(live: GoLive) -> None:
     steps = threading.Semaphore(0)
-    async with live(FakeLoader(steps=steps), server=MOST) as server:
-        opened = await streams(server, 3)
+    async with live(FakeLoader(steps=steps), server=LIMITED) as server:
+        opened = await open_streams(server, 3)
         reply = await server.exchange(chat_request())
         assert reply.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in reply
@@ -107,9 +107,9 @@ async def test_with_requests_on_all_the_next_is_told_to_come_back(live: GoLive) 
         assert (await server.api.client.get("/v1/models")).status_code == 200
 
 
-async def test_beyond_the_spare_connections_uvicorn_refuses(live: GoLive, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uvicorn_refuses_connections_beyond_the_spare_ones(live: GoLive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.uvicorn_config.SPARE_CONNECTIONS", 1)
-    async with live(server=MOST) as server:
+    async with live(server=LIMITED) as server:
         opened = [await server.connect(HEAD) for _ in range(3)]
         for reader, _ in opened:
             await reader.readuntil(b"\r\n\r\n")
@@ -122,7 +122,7 @@ async def test_beyond_the_spare_connections_uvicorn_refuses(live: GoLive, monkey
 
 
 @pytest.mark.parametrize(
-    ("limits", "wanted", "most", "raised"),
+    ("limits", "configured", "expected", "raised"),
     [
         ((1024, 1 << 20), 0, 8192, 8448),
         ((1024, 4096), 0, 3840, 4096),
@@ -134,13 +134,13 @@ async def test_beyond_the_spare_connections_uvicorn_refuses(live: GoLive, monkey
         ((1024, -1), 0, 8192, 8448),
     ],
 )
-def test_there_are_descriptors_for_all(
-    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: int, most: int, raised: int | None
+def test_connection_limit_follows_the_file_descriptor_limit(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], configured: int, expected: int, raised: int | None
 ) -> None:
     import resource
 
-    asked: list[int] = []
+    soft_limits: list[int] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: asked.append(pair[0]))
-    assert connection_limit(wanted) == most
-    assert asked == ([] if raised is None else [raised])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: soft_limits.append(pair[0]))
+    assert connection_limit(configured) == expected
+    assert soft_limits == ([] if raised is None else [raised])

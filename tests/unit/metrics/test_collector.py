@@ -1,4 +1,4 @@
-"""Metrics of engines, and rates over time windows."""
+"""Metrics of engines, their counters after an unload, and rates over time windows."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from tests.unit.clock import Clock
 
 @dataclass
 class Engine:
-    """An engine as far as the ledger looks."""
+    """The part of an engine that the ledger reads."""
 
     stats: EngineStats
 
@@ -24,7 +24,7 @@ def render(stats: EngineStats) -> str:
     return generate_latest(registry).decode()
 
 
-def test_drafts_are_counted_by_position_once_there_are_any() -> None:
+def test_accepted_draft_tokens_are_counted_by_position() -> None:
     name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
     stats = EngineStats()
     assert name not in render(stats)
@@ -39,10 +39,10 @@ def test_drafts_are_counted_by_position_once_there_are_any() -> None:
     assert 'llamapool_spec_decode_num_accepted_tokens_per_pos_total{model="demo",position="1"} 1.0\n' in text
 
 
-def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it() -> None:
-    ledger_of_one = {"demo": Engine(EngineStats(n_tokens_max=9))}
+def test_n_tokens_max_is_a_counter_except_in_openmetrics() -> None:
+    engines = {"demo": Engine(EngineStats(n_tokens_max=9))}
     metrics = Metrics()
-    metrics.ledger.note(ledger_of_one)
+    metrics.ledger.note(engines)
     text = metrics.render("")[0]
     assert b"# TYPE llamacpp:n_tokens_max counter\nllamacpp:n_tokens_max 9\n" in text
     assert b'# TYPE llamapool_n_tokens_max counter\nllamapool_n_tokens_max{model="demo"} 9\n' in text
@@ -50,7 +50,7 @@ def test_the_peak_is_a_counter_as_in_llama_server_where_the_format_allows_it() -
     assert b"# TYPE llamacpp:n_tokens_max gauge\n" in text
 
 
-def test_whole_numbers_have_no_decimal_point_as_in_llama_server() -> None:
+def test_whole_numbers_have_no_decimal_point() -> None:
     metrics = Metrics()
     metrics.ledger.note({"demo": Engine(EngineStats(prompt_tokens=120, n_decode=2, n_busy_slots=3))})
     for text in (metrics.render("", "demo")[0], metrics.render("")[0]):
@@ -60,13 +60,13 @@ def test_whole_numbers_have_no_decimal_point_as_in_llama_server() -> None:
 
 
 def stats(tokens: int, gaps: tuple[float, ...] = ()) -> EngineStats:
-    made = EngineStats(prompt_tokens=tokens, prompt_seconds=tokens / 20)
+    found = EngineStats(prompt_tokens=tokens, prompt_seconds=tokens / 20)
     for gap in gaps:
-        made.inter_token.observe(gap)
-    return made
+        found.inter_token.observe(gap)
+    return found
 
 
-def test_looks_take_nothing_from_each_other() -> None:
+def test_concurrent_scrapes_get_the_same_rates() -> None:
     clock = Clock(1000.0)
     windows = Windows(clock)
     for second in range(40):
@@ -76,7 +76,7 @@ def test_looks_take_nothing_from_each_other() -> None:
             assert rates == ((20.0, 4.0) if second < WINDOW_S else (0.0, 0.0))
 
 
-def test_a_pause_between_looks_is_one_window() -> None:
+def test_rate_after_a_pause_covers_the_whole_pause() -> None:
     clock = Clock(1000.0)
     windows = Windows(clock)
     windows.rates("demo", stats(40))
@@ -86,7 +86,7 @@ def test_a_pause_between_looks_is_one_window() -> None:
     assert windows.rates("demo", stats(80))[0] == 0.0
 
 
-def test_the_budget_of_a_key_is_used_in_no_month_but_its_own() -> None:
+def test_used_budget_of_a_key_is_dropped_in_a_new_month() -> None:
     spent = {"ada": (5, 9)}
     metrics = Metrics(spent=lambda: spent)
     assert b'llamapool_key_budget_used_tokens{key="ada",period="month"} 9\n' in metrics.render("")[0]
@@ -94,9 +94,9 @@ def test_the_budget_of_a_key_is_used_in_no_month_but_its_own() -> None:
     assert b'key="ada"' not in metrics.render("")[0]
 
 
-def test_a_model_that_is_gone_is_released_and_its_counts_stay() -> None:
+def test_counters_of_an_unloaded_model_stay_and_its_gauges_are_zero() -> None:
     ledger = Ledger()
     ledger.note({"demo": Engine(EngineStats(prompt_tokens=120, cache_ram_bytes=5))})
     ledger.note({"other": Engine(EngineStats(prompt_tokens=1))})
-    gone = ledger.totals()["demo"]
-    assert (gone.prompt_tokens, gone.cache_ram_bytes) == (120, 0)
+    unloaded = ledger.totals()["demo"]
+    assert (unloaded.prompt_tokens, unloaded.cache_ram_bytes) == (120, 0)

@@ -1,4 +1,4 @@
-"""Metrics of GPUs, read from a stand-in for NVML."""
+"""Metrics of GPUs, read from a fake NVML."""
 
 import sys
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ class NVMLError(Exception):
 
 
 def fake_nvml(*, driver: bool = True) -> SimpleNamespace:
-    """Two GPUs; the second has no power sensor. `driver`: whether NVIDIA's driver is there."""
+    """Return an NVML with two GPUs, the second without a power sensor. `driver`: NVIDIA's driver is loaded."""
 
     def init() -> None:
         if not driver:
@@ -40,7 +40,7 @@ def fake_nvml(*, driver: bool = True) -> SimpleNamespace:
     )
 
 
-async def test_every_gpu_has_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_of_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
     gpus = gpu_collector()
     assert gpus is not None
@@ -62,7 +62,7 @@ async def test_every_gpu_has_its_values(monkeypatch: pytest.MonkeyPatch) -> None
     ]
 
 
-def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_metrics_without_driver_or_library(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = fake_nvml(driver=False)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert gpu_collector() is None

@@ -1,1 +1,1 @@
-"""Parts of `llamapool.ray`, without Ray."""
+"""Tests of `llamapool.ray` without Ray."""

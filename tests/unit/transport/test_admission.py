@@ -1,3 +1,5 @@
+"""API keys of requests, the client for fair scheduling, and the queue for grammar compilation."""
+
 import asyncio
 from datetime import UTC, datetime
 from typing import Any
@@ -12,11 +14,11 @@ from server.transport.limits import Rates
 from server.transport.options import HttpOptions
 
 
-def admitted(authorization: bytes | None, x_api_key: bytes | None = None, *, keys: str = "one two") -> Key | None:
-    """Return the key of a request for the list of models. Raises what refuses it."""
-    given = {b"authorization": authorization, b"x-api-key": x_api_key}
+def find_key(authorization: bytes | None, x_api_key: bytes | None = None, *, keys: str = "one two") -> Key | None:
+    """Return the key of a request for the list of models. Raises the error that refuses the request."""
+    headers = {b"authorization": authorization, b"x-api-key": x_api_key}
     store = KeyStore(map(plain_key, keys.split()))
-    caller = store.caller({name: value for name, value in given.items() if value is not None})
+    caller = store.caller({name: value for name, value in headers.items() if value is not None})
     store.check(caller, Resolver().target({"path": "/v1/models", "method": "GET", "query_string": b""}))
     return caller
 
@@ -32,27 +34,27 @@ def admitted(authorization: bytes | None, x_api_key: bytes | None = None, *, key
         (b"", b"two"),
     ],
 )
-def test_any_configured_key_opens(authorization: bytes | None, x_api_key: bytes | None) -> None:
-    assert admitted(authorization, x_api_key) == plain_key("two")
+def test_configured_key_is_accepted_in_either_header(authorization: bytes | None, x_api_key: bytes | None) -> None:
+    assert find_key(authorization, x_api_key) == plain_key("two")
 
 
 @pytest.mark.parametrize(
     ("authorization", "x_api_key"),
     [(None, None), (b"Bearer three", None), (b"Bearer", None), (b"Bearer ", None), (b"\xff\xfe", None), (b"x", b"one")],
 )
-def test_no_key_or_a_wrong_one_is_refused(authorization: bytes | None, x_api_key: bytes | None) -> None:
+def test_missing_or_wrong_key_is_refused(authorization: bytes | None, x_api_key: bytes | None) -> None:
     with pytest.raises(AuthenticationFailed, match=r"^Invalid API Key$"):
-        admitted(authorization, x_api_key)
+        find_key(authorization, x_api_key)
 
 
-def test_a_key_may_hold_any_character() -> None:
-    assert admitted("Bearer schlüssel".encode(), keys="schlüssel")
+def test_key_may_contain_non_ascii_characters() -> None:
+    assert find_key("Bearer schlüssel".encode(), keys="schlüssel")
 
 
-def test_a_key_that_has_expired_is_none() -> None:
-    ring = KeyStore([Key(name="a", hash=hash_of("one"), expires=datetime.fromtimestamp(100, UTC))])
-    assert ring.find(b"one", lambda: 99.9)
-    assert ring.find(b"one", lambda: 100.0) is None
+def test_expired_key_is_not_found() -> None:
+    store = KeyStore([Key(name="a", hash=hash_of("one"), expires=datetime.fromtimestamp(100, UTC))])
+    assert store.find(b"one", lambda: 99.9)
+    assert store.find(b"one", lambda: 100.0) is None
 
 
 def scope(key: str = "", address: str = "10.0.0.1") -> dict[str, Any]:
@@ -61,13 +63,13 @@ def scope(key: str = "", address: str = "10.0.0.1") -> dict[str, Any]:
     return {ADMISSION: admission, "client": (address, 1234)}
 
 
-def test_several_keys_tell_clients_apart_whatever_the_body_says() -> None:
+def test_clients_are_distinguished_by_key_if_there_are_several() -> None:
     one, two = (scheduled_client(scope(key), "", several_keys=True) for key in ("one", "two"))
     assert one != two
     assert scheduled_client(scope("one", "10.0.0.2"), "somebody", several_keys=True) == one
 
 
-def test_one_key_tells_nobody_apart_so_the_user_does_and_then_the_address() -> None:
+def test_clients_of_one_key_are_distinguished_by_user_or_address() -> None:
     def client(user: str, address: str = "10.0.0.1") -> str:
         return scheduled_client(scope("k", address), user, several_keys=False)
 
@@ -77,10 +79,10 @@ def test_one_key_tells_nobody_apart_so_the_user_does_and_then_the_address() -> N
     assert "anna" not in anna
 
 
-# ---- turns to compile a grammar: a few at once
+# ---- concurrent grammar compilations
 
 
-async def test_clients_take_turns_and_one_that_leaves_gives_its_turn_on() -> None:
+async def test_compilations_alternate_between_clients_and_skip_cancelled_ones() -> None:
     turns, order = CompileTurns(1), list[str]()
 
     async def work(client: str) -> None:
@@ -88,14 +90,14 @@ async def test_clients_take_turns_and_one_that_leaves_gives_its_turn_on() -> Non
             order.append(client)
 
     async with turns.turn("greedy"):
-        tasks = [asyncio.create_task(work(client)) for client in ("greedy", "greedy", "other", "third", "left")]
+        tasks = [asyncio.create_task(work(client)) for client in ("greedy", "greedy", "other", "third", "cancelled")]
         await asyncio.sleep(0)
         tasks[-1].cancel()
     await asyncio.wait(tasks)
     assert order == ["other", "third", "greedy", "greedy"]
 
 
-async def test_a_client_that_waits_too_long_is_told_when_to_retry() -> None:
+async def test_compilation_that_waits_too_long_is_refused_with_retry_after() -> None:
     turns = CompileTurns(1, wait_s=0.01)
     async with turns.turn("a"):
         with pytest.raises(TooLate, match="waited for 0 s, retry in 5 s"):

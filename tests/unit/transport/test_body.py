@@ -1,3 +1,5 @@
+"""JSON bodies: duplicate keys, errors with their position, and the limit of values."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +8,7 @@ from server.errors import InvalidRequest
 from server.transport.body import MAX_VALUES, TooManyValues, parse_object
 
 
-def test_of_equal_keys_the_last_counts() -> None:
+def test_last_of_duplicate_keys_counts() -> None:
     assert parse_object(b'{"a": 1, "a": 2}') == {"a": 2}
 
 
@@ -25,13 +27,13 @@ def test_of_equal_keys_the_last_counts() -> None:
         ('{"a": 1}'.encode("utf-16"), "not valid"),
     ],
 )
-def test_what_is_not_json_is_refused_with_its_place(body: bytes, position: str) -> None:
+def test_invalid_json_is_refused_with_its_position(body: bytes, position: str) -> None:
     with pytest.raises(InvalidRequest, match=position):
         parse_object(body)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_else(body: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(body: bytes) -> None:
     try:
         assert isinstance(parse_object(body), dict)
     except InvalidRequest as error:
@@ -39,6 +41,6 @@ def test_no_bytes_raise_anything_else(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [b"1", b"[]", b"{}", b'"a"'])
-def test_a_body_of_millions_of_values_is_not_taken_apart(value: bytes) -> None:
+def test_body_with_too_many_values_is_refused(value: bytes) -> None:
     with pytest.raises(TooManyValues, match=str(MAX_VALUES)):
         parse_object(b'{"prompt": [' + b",".join([value] * (MAX_VALUES + 1)) + b"]}")

@@ -1,3 +1,5 @@
+"""Loopback addresses, hosts of origins, and Host headers that may be DNS rebinding."""
+
 import socket
 
 import pytest
@@ -8,11 +10,12 @@ from server.transport.cors import host_of, is_foreign_host, is_local
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        *((yes, True) for yes in ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "localhost", "a.localhost")),
-        *((no, False) for no in ("", "0.0.0.0", "::", "192.168.0.1", "localhost.example", "127.0.0.1.example", "[::1")),
+        *((host, True) for host in ("127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "localhost", "a.localhost")),
+        *((host, False) for host in ("", "0.0.0.0", "::", "192.168.0.1", "localhost.example")),
+        *((host, False) for host in ("127.0.0.1.example", "[::1")),
     ],
 )
-def test_what_is_of_this_machine(address: str, expected: bool) -> None:
+def test_loopback_addresses_and_names(address: str, expected: bool) -> None:
     assert is_local(address) is expected
 
 
@@ -22,11 +25,11 @@ def test_what_is_of_this_machine(address: str, expected: bool) -> None:
         ("http://localhost:3000", "localhost"),
         ("https://[::1]:8443", "::1"),
         ("http://127.0.0.1", "127.0.0.1"),
-        *((no, "") for no in ("null", "", "file://", "http://[::1", "http://127.0.0.1/a", "localhost")),
-        *((no, "") for no in ("http://evil.example@127.0.0.1", "http://[::1].evil.example", "http://127.0.0.1:80:80")),
+        *((bad, "") for bad in ("null", "", "file://", "http://[::1", "http://127.0.0.1/a", "localhost")),
+        *((bad, "") for bad in ("http://e.example@127.0.0.1", "http://[::1].evil.example", "http://127.0.0.1:80:80")),
     ],
 )
-def test_an_origins_host_is_all_of_it(origin: str, host: str) -> None:
+def test_host_of_an_origin_is_empty_if_the_origin_is_malformed(origin: str, host: str) -> None:
     assert host_of(origin) == host
 
 
@@ -39,7 +42,7 @@ def test_an_origins_host_is_all_of_it(origin: str, host: str) -> None:
         *("api.example.com", "API.Example.com:443", "a.b.wild.example"),
     ],
 )
-def test_names_that_can_only_be_the_servers_own(host: str) -> None:
+def test_hosts_that_attackers_cannot_own_are_accepted(host: str) -> None:
     assert not is_foreign_host(host, {"api.example.com", "*.wild.example"})
 
 
@@ -52,6 +55,6 @@ def test_names_that_can_only_be_the_servers_own(host: str) -> None:
         *("[::1].evil.example", "127.0.0.1:80@evil.example", "localhost evil.example"),
     ],
 )
-def test_names_that_a_stranger_may_own(host: str) -> None:
+def test_hosts_that_attackers_may_own_are_foreign(host: str) -> None:
     assert is_foreign_host(host, {"api.example.com", "*.wild.example"})
     assert not is_foreign_host("rebound.example", {"*"})

@@ -1,3 +1,5 @@
+"""Key files: entries, their errors, and ``llamapool keys``, which adds and lists entries."""
+
 import os
 import resource
 from concurrent.futures import ThreadPoolExecutor
@@ -12,13 +14,7 @@ import yaml
 from server.cli.key_commands import main
 from server.errors import ConfigError
 from server.transport import keys
-from server.transport.keys import (
-    KeyStore,
-    add_entry,
-    hash_of,
-    new_key,
-    read_keys,
-)
+from server.transport.keys import KeyStore, add_entry, hash_of, new_key, read_keys
 
 HASH = hash_of("secret")
 FULL = f"""
@@ -36,7 +32,7 @@ keys:
 """
 
 
-def written(folder: Path, text: str) -> Path:
+def write_keys(folder: Path, text: str) -> Path:
     file = folder / "keys.yaml"
     file.write_text(text, encoding="utf-8")
     return file
@@ -46,8 +42,8 @@ def entry(name: str) -> dict[str, str]:
     return {"name": name, "hash": hash_of(new_key())}
 
 
-def test_entries_say_who_may_do_what(tmp_path: Path) -> None:
-    ada, bert = read_keys(written(tmp_path, FULL))
+def test_entries_are_read_with_scopes_models_and_limits(tmp_path: Path) -> None:
+    ada, bert = read_keys(write_keys(tmp_path, FULL))
     assert (ada.name, ada.hash, ada.scopes) == ("ada", HASH, ("infer", "slots"))
     assert (ada.models, ada.priority) == (("demo", "qwen*"), -2)
     assert (ada.requests_per_minute, ada.tokens_per_minute, ada.max_concurrent_requests) == (60, 1000, 4)
@@ -77,18 +73,18 @@ def test_entries_say_who_may_do_what(tmp_path: Path) -> None:
         ("\x00", "cannot be read"),
     ],
 )
-def test_a_mistake_names_its_entry(tmp_path: Path, text: str, expected: str) -> None:
+def test_invalid_entry_is_named(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        read_keys(written(tmp_path, text))
+        read_keys(write_keys(tmp_path, text))
 
 
-def test_a_file_that_is_no_yaml_is_not_shown(tmp_path: Path) -> None:
+def test_yaml_error_does_not_quote_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be read: line 4: expected") as raised:
-        read_keys(written(tmp_path, "keys:\n- name: ada\n  hash: [a-key-by-mistake\n- name: bert\n"))
+        read_keys(write_keys(tmp_path, "keys:\n- name: ada\n  hash: [a-key-by-mistake\n- name: bert\n"))
     assert "a-key" not in raised.value.message
 
 
-def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_added_key_is_accepted_and_not_stored_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.yaml"
     limits = ("--max-concurrent-requests", "3", "--expires", "2030-01-01")
     main(["add", str(file), "ada", "--scopes", "infer,metrics", *limits])
@@ -99,8 +95,8 @@ def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: 
     main(["add", str(file), "bert"])
     other = capsys.readouterr().out.strip()
     assert file.read_text().startswith("# our keys\n")
-    ring = KeyStore(read_keys(file))
-    ada, bert = ring.find(key.encode()), ring.find(other.encode())
+    store = KeyStore(read_keys(file))
+    ada, bert = store.find(key.encode()), store.find(other.encode())
     assert ada is not None
     assert (ada.name, ada.scopes, ada.max_concurrent_requests) == ("ada", ("infer", "metrics"), 3)
     assert bert is not None
@@ -110,7 +106,7 @@ def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["add", "{file}", "ada", "--scopes", "root"], "scopes"),
         (["add", "{file}", "ada", "--expires", "soon"], "expires"),
@@ -118,23 +114,23 @@ def test_a_made_key_opens_and_the_file_does_not_hold_it(tmp_path: Path, capsys: 
         (["drop", "{file}"], "invalid choice"),
     ],
 )
-def test_a_mistake_leaves_the_file(tmp_path: Path, words: list[str], expected: str) -> None:
-    file = written(tmp_path, FULL)
+def test_invalid_command_leaves_the_file_unchanged(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    file = write_keys(tmp_path, FULL)
     with pytest.raises(ConfigError, match=expected):
-        main([word.format(file=file) for word in words])
+        main([argument.format(file=file) for argument in arguments])
     assert [path.name for path in tmp_path.iterdir()] == ["keys.yaml"]
     assert file.read_text() == FULL
 
 
-def test_a_list_in_another_style_is_left_alone(tmp_path: Path) -> None:
-    file = written(tmp_path, f"keys: [{{name: ada, hash: '{HASH}'}}]\n")
+def test_key_file_in_flow_style_is_left_unchanged(tmp_path: Path) -> None:
+    file = write_keys(tmp_path, f"keys: [{{name: ada, hash: '{HASH}'}}]\n")
     with pytest.raises(ConfigError, match=r"write keys: as a plain list|cannot be read"):
         main(["add", str(file), "bert"])
     assert [path.name for path in tmp_path.iterdir()] == ["keys.yaml"]
 
 
-def test_an_entry_keeps_the_files_owner_group_and_mode(tmp_path: Path) -> None:
-    """A server that reads the file as a member of its group reads it afterwards, too."""
+def test_adding_an_entry_keeps_owner_group_and_mode_of_the_file(tmp_path: Path) -> None:
+    """The server may read the file as a member of its group."""
     file = tmp_path / "keys.yaml"
     add_entry(file, entry("ada"))
     group = 4242 if os.geteuid() == 0 else os.getegid()
@@ -146,18 +142,18 @@ def test_an_entry_keeps_the_files_owner_group_and_mode(tmp_path: Path) -> None:
     assert [key.name for key in read_keys(file)] == ["ada", "bert"]
 
 
-def test_entries_that_are_added_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrently_added_entries_are_all_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, names = tmp_path / "keys.yaml", [f"key{n}" for n in range(8)]
-    together, dump = Barrier(len(names)), yaml.safe_dump
-    monkeypatch.setattr(yaml, "safe_dump", lambda *given, **how: (together.wait(60), dump(*given, **how))[1])
+    barrier, dump = Barrier(len(names)), yaml.safe_dump
+    monkeypatch.setattr(yaml, "safe_dump", lambda *args, **options: (barrier.wait(60), dump(*args, **options))[1])
     with ThreadPoolExecutor(len(names)) as threads:
         list(threads.map(lambda name: add_entry(file, entry(name)), names))
     assert sorted(key.name for key in read_keys(file)) == sorted(names)
 
 
 @pytest.mark.parametrize("text", [FULL, "# our keys\nkeys: []\n"])
-def test_a_full_disk_leaves_the_file(tmp_path: Path, text: str) -> None:
-    file = written(tmp_path, text)
+def test_full_disk_leaves_the_file_unchanged(tmp_path: Path, text: str) -> None:
+    file = write_keys(tmp_path, text)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(text) + 20, before[1]))
     try:
@@ -168,13 +164,13 @@ def test_a_full_disk_leaves_the_file(tmp_path: Path, text: str) -> None:
     assert file.read_text() == text
 
 
-def test_a_file_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+def test_write_error_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"keys\.yaml: No such file or directory"):
         add_entry(tmp_path / "nothing" / "keys.yaml", entry("ada"))
 
 
-def test_a_file_may_have_exactly_the_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = written(tmp_path, FULL)
+def test_key_file_may_have_exactly_the_maximum_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_keys(tmp_path, FULL)
     monkeypatch.setattr(keys, "MAX_BYTES", len(FULL))
     assert read_keys(file)
     file.write_text(FULL + "#")

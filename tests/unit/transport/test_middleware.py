@@ -12,7 +12,7 @@ from server.transport.middleware import Middleware
 from server.transport.options import HttpOptions
 
 
-async def test_an_error_after_a_finished_reply_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_error_after_a_finished_reply_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await Response("done")(scope, receive, send)
         raise KeyError("the reason")

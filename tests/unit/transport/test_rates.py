@@ -1,3 +1,5 @@
+"""Rate limits and token budgets of keys, and their headers, with a stepped clock."""
+
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,7 @@ def key(name: str = "ada", **limits: Any) -> Key:
     return Key(name=name, hash=hash_of(name), **limits)
 
 
-async def test_requests_of_the_last_minute_are_counted(clock: Clock) -> None:
+async def test_requests_per_minute_and_concurrent_requests_are_limited(clock: Clock) -> None:
     rates, ada = Rates(clock), key(requests_per_minute=2, max_concurrent_requests=1)
     for _ in range(2):
         async with rates.counted(ada):
@@ -29,7 +31,7 @@ async def test_requests_of_the_last_minute_are_counted(clock: Clock) -> None:
                 await rates.enter(ada)
             assert reason_of(refused.value) == "rate_limited_concurrent_requests"
         clock.now += 10
-    for _ in range(2):  # a refused request takes no place
+    for _ in range(2):  # a refused request does not count
         with pytest.raises(RateLimited, match="limit of 2 requests per minute is reached, retry in 40 s") as refused:
             await rates.enter(ada)
         assert reason_of(refused.value) == "rate_limited_requests_per_minute"
@@ -38,7 +40,7 @@ async def test_requests_of_the_last_minute_are_counted(clock: Clock) -> None:
     await rates.enter(ada)
 
 
-async def test_a_key_that_has_used_up_its_tokens_waits_for_the_next_minute(clock: Clock) -> None:
+async def test_key_over_its_token_limit_is_refused_until_the_window_ends(clock: Clock) -> None:
     rates, ada = Rates(clock), key(tokens_per_minute=100)
     for n_tokens in (99, 500):
         await rates.enter(ada)
@@ -50,19 +52,21 @@ async def test_a_key_that_has_used_up_its_tokens_waits_for_the_next_minute(clock
     await rates.enter(ada)
 
 
-@pytest.mark.parametrize(("spent", "said"), [((9, 9), ""), ((10, 19), "day.* 57600 s"), ((1, 20), "month.* 1440000 s")])
-async def test_budgets_end_with_the_day_and_the_month(clock: Clock, spent: tuple[int, int], said: str) -> None:
+@pytest.mark.parametrize(
+    ("spent", "period"), [((9, 9), ""), ((10, 19), "day.* 57600 s"), ((1, 20), "month.* 1440000 s")]
+)
+async def test_budgets_are_reset_with_the_day_and_the_month(clock: Clock, spent: tuple[int, int], period: str) -> None:
     rates, ada = Rates(clock, lambda _: spent), key(tokens_per_day=10, tokens_per_month=20)
-    if not said:
+    if not period:
         await rates.enter(ada)
         return
-    with pytest.raises(RateLimited, match=f"tokens per {said}") as refused:
+    with pytest.raises(RateLimited, match=f"tokens per {period}") as refused:
         await rates.enter(ada)
-    budget, wait = (b"10", b"57600s") if said.startswith("day") else (b"20", b"1440000s")
+    budget, wait = (b"10", b"57600s") if period.startswith("day") else (b"20", b"1440000s")
     assert [value for _, value in rates.headers(refused.value.windows, anthropic=False)] == [budget, b"0", wait]
 
 
-async def test_what_is_left_is_said_in_the_words_of_either_api(clock: Clock) -> None:
+async def test_remaining_limits_are_sent_in_openai_and_anthropic_headers(clock: Clock) -> None:
     rates, ada = Rates(clock), key(requests_per_minute=5, tokens_per_minute=100)
     rates.charge(ada, 30)
     clock.now += 15

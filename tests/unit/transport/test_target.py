@@ -1,5 +1,4 @@
-"""What a request asks for is the same wherever the application is mounted, and however its path is spelt. The table of
-endpoints has every route and nothing else."""
+"""The endpoint of a request does not depend on the mount or the spelling of its path; the table lists every route."""
 
 import ast
 import re
@@ -40,18 +39,18 @@ def scope_of(method: str, path: str, root: str = "") -> dict[str, Any]:
     return {"type": "http", "method": method, "path": path, "root_path": root, "query_string": b"", "headers": []}
 
 
-FRAMES = {
+MOUNTS = {
     "plain": ("", "", ""),
     "prefix": ("/llm", "", "/llm"),
-    "root path": ("", "/llm", "/llm"),  # as uvicorn has it: in front of what a proxy left of the path
-    "root path left out": ("", "/llm", ""),  # as other servers have it, and httpx's transport
+    "root path": ("", "/llm", "/llm"),  # uvicorn adds the root path to the path that the proxy sends
+    "root path left out": ("", "/llm", ""),  # other servers, and httpx's transport, do not add it
     "root path with a slash": ("", "/llm/", "/llm/"),
 }
-"""Where an application is: its prefix, the root path, and what the received path begins with."""
+"""The API prefix of each mount, its root path, and the start of the received path."""
 
 
-def target_in(frame: str, method: str, path: str) -> Target:
-    prefix, root, start = FRAMES[frame]
+def resolve(mount: str, method: str, path: str) -> Target:
+    prefix, root, start = MOUNTS[mount]
     return Resolver(prefix).target(scope_of(method, start + path, root))
 
 
@@ -59,25 +58,25 @@ def sample(endpoint: Endpoint) -> str:
     return re.sub(r"\{\w+(:path)?\}", "x1", endpoint.path)
 
 
-@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize("mount", MOUNTS)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_no_spelling_gives_a_key_more(frame: str, variant: str) -> None:
-    """Other spellings are unknown, and answered by nothing; what a path parameter takes needs the same key."""
+def test_path_variants_never_need_fewer_scopes(mount: str, variant: str) -> None:
+    """A variant is an unknown path, or it matches a path parameter and needs the same scope."""
     for endpoint in ENDPOINTS:
-        found = target_in(frame, endpoint.method, VARIANTS[variant](sample(endpoint))).endpoint
+        found = resolve(mount, endpoint.method, VARIANTS[variant](sample(endpoint))).endpoint
         assert found is UNKNOWN or found.need == endpoint.need, (endpoint, found)
 
 
 @given(st.sampled_from(sorted({sample(each) for each in ENDPOINTS})), st.text(max_size=5), st.integers(0, 40))
-def test_what_is_not_listed_needs_every_scope(path: str, more: str, at: int) -> None:
-    target = target_in("plain", "POST", path[:at] + more + path[at:])
+def test_unlisted_path_needs_every_scope(path: str, more: str, at: int) -> None:
+    target = resolve("plain", "POST", path[:at] + more + path[at:])
     if target.endpoint is UNKNOWN:
-        every = plain_key("k")
-        access = KeyStore([every])
-        access.check(every, target)
-        for left in SCOPES:
+        all_scopes = plain_key("k")
+        store = KeyStore([all_scopes])
+        store.check(all_scopes, target)
+        for missing in SCOPES:
             with pytest.raises((NotFound, PermissionDenied)):
-                access.check(Key(name="k", hash=hash_of("k"), scopes=tuple({*SCOPES} - {left})), target)
+                store.check(Key(name="k", hash=hash_of("k"), scopes=tuple({*SCOPES} - {missing})), target)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +94,7 @@ def test_what_is_not_listed_needs_every_scope(path: str, more: str, at: int) -> 
         ("*", "", "", "", False),
     ],
 )
-def test_what_is_below_the_prefix(path: str, root: str, prefix: str, local: str, bare: bool) -> None:
+def test_local_path_under_prefix_and_root_path(path: str, root: str, prefix: str, local: str, bare: bool) -> None:
     target = Resolver(prefix).target(scope_of("GET", path, root))
     assert (target.path, target.is_bare) == (local, bare)
 
@@ -103,7 +102,7 @@ def test_what_is_below_the_prefix(path: str, root: str, prefix: str, local: str,
 # ---- the table of endpoints
 
 
-def test_the_table_lists_every_route_and_nothing_else() -> None:
+def test_table_lists_exactly_the_routes() -> None:
     routes = {(method, route.path) for route in ROUTES for method in route.methods or ()}
     listed = [(each.method, each.path) for each in ENDPOINTS]
     assert set(listed) == routes
@@ -111,14 +110,14 @@ def test_the_table_lists_every_route_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda each: f"{each.method} {each.path}")
-def test_each_path_of_the_table_is_found_and_leads_to_its_own_route(endpoint: Endpoint) -> None:
-    target = target_in("plain", endpoint.method, sample(endpoint))
+def test_each_endpoint_resolves_to_its_own_route(endpoint: Endpoint) -> None:
+    target = resolve("plain", endpoint.method, sample(endpoint))
     assert target.endpoint == endpoint
     (route,) = [each for each in ROUTES if each.path == endpoint.path and endpoint.method in (each.methods or ())]
     assert route.matches(target.scope(scope_of(endpoint.method, target.path)))[0] is Match.FULL
 
 
-def test_what_changes_the_server_is_known() -> None:
+def test_endpoints_that_change_the_server_and_local_ones() -> None:
     changing = {(each.method, each.path) for each in ENDPOINTS if each.changes_server}
     assert changing == {
         *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/models/load"), ("POST", "/models/unload")),
@@ -128,37 +127,37 @@ def test_what_changes_the_server_is_known() -> None:
         *(("POST", "/lora-adapters"), ("POST", "/props"), ("POST", "/slots/{id_slot}"), ("POST", "/cache/reset")),
         *(("POST", "/cache/pin"), ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter")),
     }
-    assert {(each.method, each.path) for each in ENDPOINTS if each.is_of_this_machine} == {
+    assert {(each.method, each.path) for each in ENDPOINTS if each.is_local_only} == {
         *(("POST", "/models"), ("DELETE", "/models"), ("POST", "/api/pull"), ("DELETE", "/api/delete")),
         *(("POST", "/tools"), ("POST", "/page/bench"), ("GET", "/page/log"), ("GET", "/page/bodies")),
     }
-    assert endpoint_of("HEAD", "/page/bodies").is_of_this_machine
+    assert endpoint_of("HEAD", "/page/bodies").is_local_only
     assert UNKNOWN.changes_server
     assert UNKNOWN.is_administration
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_to_read_the_configuration_again_is_a_change_too(method: str) -> None:
+def test_reload_of_the_model_list_changes_the_server(method: str) -> None:
     assert endpoint_of(method, "/models", b"reload=1").need == "models"
     assert endpoint_of(method, "/v1/models", b"a=b&reload=1").changes_server
     assert endpoint_of(method, "/models", b"%72eloa%64=1").changes_server
     assert endpoint_of(method, "/models").need == "any key"
 
 
-def test_stopping_work_is_open_at_a_keys_limit() -> None:
+def test_control_endpoints_do_not_count_as_work() -> None:
     assert endpoint_of("POST", "/v1/chat/completions").is_work
     for method, path in (("POST", "/v1/chat/completions/control"), ("DELETE", "/v1/stream"), ("POST", "/models/load")):
         assert not endpoint_of(method, path).is_work
 
 
-# ---- nobody else looks
+# ---- no other reader of paths
 
 ALLOWED = ("server/transport/endpoints.py", "llamapool/client/", "server/mcp/connection.py", "server/hub/child.py")
 """The module that decides, and modules that send requests instead of serving them."""
 
 
-def test_nothing_else_reads_a_requests_path() -> None:
-    """Every other reader could see another path than the checks did."""
+def test_no_other_module_reads_the_path_of_a_request() -> None:
+    """It could read another path than the one that was checked."""
     found = {}
     for folder in ("server", "llamapool"):
         for file in sorted((ROOT / folder).rglob("*.py")):
@@ -174,12 +173,12 @@ READS = re.compile(
 
 
 def reads(tree: ast.AST) -> list[int]:
-    """The lines that take the path or the root path of a scope, or the URL of a request."""
+    """Return the lines that read the path or the root path of a scope, or the URL of a request."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript | ast.Attribute | ast.Call)]
     return sorted({node.lineno for node in nodes if READS.fullmatch(ast.unparse(node))})
 
 
-def test_the_look_for_readers_finds_them() -> None:
+def test_search_finds_readers_of_paths() -> None:
     assert reads(ast.parse("scope['path']\nrequest.url.path\nscope.get('root_path', '')\nself.scope['raw_path']")) == [
         *(1, 2, 3, 4)
     ]

@@ -1,4 +1,4 @@
-"""Print what a process in the container may do, as JSON. The test runs this text with the image's Python."""
+"""Print the rights of a process in the container as JSON. The test runs this file with the image's Python."""
 
 import json
 import os
@@ -9,7 +9,7 @@ LIMITS = ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory.
 
 
 def is_writable(folder: str) -> bool:
-    """Return whether a file can be made in `folder`."""
+    """Return whether `folder` is writable."""
     try:
         Path(folder, "probe").write_text("")
     except OSError:

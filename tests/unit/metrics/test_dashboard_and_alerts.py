@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules ask for metrics and labels that there are, in PromQL that parses."""
+"""PromQL of the dashboard and the alert rules parses, and uses only metrics and labels that the server exports."""
 
 import json
 import re
@@ -22,7 +22,7 @@ DASHBOARD = json.loads((MONITORING / "grafana-dashboard.json").read_text(encodin
 RULES = [
     rule for group in yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"] for rule in group["rules"]
 ]
-SCRAPERS = {"job", "instance"}  # labels that Prometheus adds
+SCRAPE_LABELS = {"job", "instance"}  # labels that Prometheus adds
 TARGETS = [(panel["title"], target) for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
 
 
@@ -31,7 +31,7 @@ class Engine:
 
 
 def exported() -> dict[str, set[str]]:
-    """The labels of each sample's name."""
+    """Return the labels of each exported sample by its name."""
     metrics = Metrics()
     metrics.ledger.note({"demo": Engine()})
     record = Record("1", "GET", "/", key="ada", route="/", status=500, error="internal_error")
@@ -43,7 +43,7 @@ def exported() -> dict[str, set[str]]:
     for family in metrics._registry.collect():
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
-    for family in ServerCollector(lambda: ()).collect():  # without a model it has no series, but its labels are known
+    for family in ServerCollector(lambda: ()).collect():  # no series without a model
         found.setdefault(family.name, set()).update(getattr(family, "_labelnames", ()))
     return found
 
@@ -60,13 +60,13 @@ def expressions() -> Iterator[tuple[str, str]]:
         yield rule["alert"], rule["expr"]
 
 
-def parsed(text: str) -> Any:
+def parse(text: str) -> Any:
     text = text.replace("$__rate_interval", "5m")
     return promql_parser.parse(text)
 
 
 def selectors(node: Any) -> Iterator[Any]:
-    """Every vector that is selected in `node`."""
+    """Yield the vector selectors in `node`."""
     if isinstance(node, promql_parser.VectorSelector):
         yield node
     for name in ("expr", "lhs", "rhs", "args", "vector_selector", "param"):
@@ -77,35 +77,35 @@ def selectors(node: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("title", "text"), list(expressions()), ids=lambda text: text[:40])
-def test_what_is_asked_for_is_there(title: str, text: str) -> None:
-    expression = parsed(text)
+def test_expression_uses_exported_metrics_and_labels(title: str, text: str) -> None:
+    expression = parse(text)
     found = list(selectors(expression))
     assert len(found) == len(re.findall(r"(?:llamapool_|llamacpp:|process_)\w+", text)), title
-    labels = set(SCRAPERS)
+    labels = set(SCRAPE_LABELS)
     for selector in found:
         assert selector.name in EXPORTED, (title, selector.name)
         labels |= EXPORTED[selector.name]
-        asked = {matcher.name for matcher in selector.matchers.matchers}
-        assert asked <= EXPORTED[selector.name] | SCRAPERS, (title, selector.name)
+        used = {matcher.name for matcher in selector.matchers.matchers}
+        assert used <= EXPORTED[selector.name] | SCRAPE_LABELS, (title, selector.name)
     for names in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", text):
         assert {name.strip() for name in names.split(",")} <= labels | {"le"}, title
 
 
-@pytest.mark.parametrize(("title", "target"), TARGETS, ids=lambda one: str(one)[:30])
-def test_legends_name_labels_that_are_kept(title: str, target: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("title", "target"), TARGETS, ids=lambda target: str(target)[:30])
+def test_legend_uses_labels_of_its_expression(title: str, target: dict[str, Any]) -> None:
     names = set(re.findall(r"{{\s*(\w+)\s*}}", target["legendFormat"]))
-    kept = re.findall(r"\bby\s*\(([^)]*)\)", target["expr"])
-    known = {name.strip() for names in kept for name in names.split(",")}
-    if not kept:
-        known = SCRAPERS.union(*(EXPORTED[s.name] for s in selectors(parsed(target["expr"]))))
+    grouped = re.findall(r"\bby\s*\(([^)]*)\)", target["expr"])
+    known = {name.strip() for names in grouped for name in names.split(",")}
+    if not grouped:
+        known = SCRAPE_LABELS.union(*(EXPORTED[s.name] for s in selectors(parse(target["expr"]))))
     assert names <= known, title
 
 
-def test_alerts_say_what_and_where() -> None:
+def test_alerts_have_severity_and_a_summary_with_instance() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["labels"]["severity"] in ("warning", "critical")
         assert "$labels.instance" in rule["annotations"]["summary"]
         used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
-        kept = {n.strip() for names in re.findall(r"\bby\s*\(([^)]*)\)", rule["expr"]) for n in names.split(",")}
-        assert used <= (kept or {"job", "instance", "model"}), rule["alert"]
+        grouped = {n.strip() for names in re.findall(r"\bby\s*\(([^)]*)\)", rule["expr"]) for n in names.split(",")}
+        assert used <= (grouped or {"job", "instance", "model"}), rule["alert"]
