@@ -1,12 +1,12 @@
-"""Tokens per second of the bare native loop: no server, no event loop, only this package's runner.
+"""Measure tokens per second of the bare runner, without a server or an event loop.
 
     python -m benchmarks.bare_decode models/demo.gguf --threads 2 --sequences 1 8
     python -m benchmarks.bare_decode models/demo.gguf --threads 2 --prompt 1792 --lengths 1 17 63 64
 
-With ``--lengths``, the milliseconds of one decode of so many tokens after the prompt, each with logits.
+With ``--lengths``, it prints the milliseconds of one decode of so many tokens after the prompt, all with logits.
 
-It is the ceiling for what the server can reach with the same library, and shows what Python adds to each step:
-``python`` is the part of the step outside `llama_decode`.
+The result is the upper limit for the server with the same library. ``python`` is the part of a step outside
+`llama_decode`.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from server.pool.spec import LoadParams, ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Medians over the steps of one run; prompts one after the other."""
+    """Medians over the steps of one run. Prompts are decoded one after the other."""
 
     n_seq: int
     prompt_tokens_per_s: float
@@ -38,10 +38,10 @@ class Result:
 
 
 def measure(weights: LlamaWeights, n_seq: int, n_prompt: int, n_steps: int, params: SamplingParams) -> Result:
-    """Generate `n_steps` tokens in `n_seq` sequences at once after prompts of `n_prompt` tokens."""
+    """Generate `n_steps` tokens in each of `n_seq` parallel sequences, after prompts of `n_prompt` tokens."""
     runner = weights.runner()
     native = _Stopwatch()
-    decode, C.llama_decode = C.llama_decode, native.around(C.llama_decode)
+    decode, C.llama_decode = C.llama_decode, native.wrap(C.llama_decode)
     try:
         prompt_s, steps = _generate(runner, n_seq, n_prompt, n_steps, params, native)
     finally:
@@ -54,12 +54,12 @@ def measure(weights: LlamaWeights, n_seq: int, n_prompt: int, n_steps: int, para
 
 
 class _Stopwatch:
-    """Time spent inside the native decode since the last `take`."""
+    """The time inside the native decode since the last `take`."""
 
     def __init__(self) -> None:
         self._spent_s = 0.0
 
-    def around(self, function: Callable[..., int]) -> Callable[..., int]:
+    def wrap(self, function: Callable[..., int]) -> Callable[..., int]:
         def timed(context: object, batch: object) -> int:
             started = time.perf_counter()
             status = function(context, batch)
@@ -79,12 +79,12 @@ def _generate(
     prompts = [[(7 + seq + i) % (runner.vocab.n_tokens // 2) for i in range(n_prompt)] for seq in range(n_seq)]
     last = []
     samplers = [runner.sampler(params, prompt) for prompt in prompts]
-    began, size = time.perf_counter(), runner.info.n_batch
+    started, size = time.perf_counter(), runner.info.n_batch
     for seq, prompt in enumerate(prompts):
         for start in range(0, n_prompt, size):
             runner.decode([BatchEntry(seq, start, prompt[start : start + size], n_outputs=1)])
         last.append(runner.sample(0, samplers[seq]))
-    prompt_s = time.perf_counter() - began
+    prompt_s = time.perf_counter() - started
     native.take()
     steps = []
     for step in range(n_steps):
@@ -104,9 +104,9 @@ def measure_lengths(weights: LlamaWeights, n_prompt: int, lengths: list[int], n_
         runner.decode([BatchEntry(0, at, [5] * min(runner.info.n_batch, n_prompt - at))])
     times: dict[int, list[float]] = {n: [] for n in lengths}
     for n in lengths * n_steps:
-        began = time.perf_counter()
+        started = time.perf_counter()
         runner.decode([BatchEntry(0, n_prompt, [7] * n, n_outputs=n)])
-        times[n].append((time.perf_counter() - began) * 1e3)
+        times[n].append((time.perf_counter() - started) * 1e3)
         runner.seq_remove(0, n_prompt)
     runner.close()
     return {n: statistics.median(each) for n, each in times.items()}

@@ -1,14 +1,13 @@
-"""What a batch costs live clients, and what the order of its requests saves.
+"""Measure how much a batch slows live clients, and how much the server's order of its requests saves.
 
 ``python -m benchmarks.batches [--model F] [--turns 4] [--seconds 20] [--questions 1000] [--only live] [--json F]``
 
-``live``: clients ask one question after the other and pause between them, so that the server has capacity left. In
-turns of equal length they are alone, or a batch of 10,000 requests runs. The table compares the time to the first token
-of the two, and says how many tokens the batch got, also in a turn in which it was alone. Every prompt is different.
+``live``: clients send one request after the other with pauses, so that the server has spare capacity. They run in turns
+of equal length, with and without a batch of 10,000 requests. The table compares the times to first token of both, and
+shows the tokens of the batch, with live clients and alone. All prompts differ.
 
-``order``: a batch asks questions about 20 documents, each request about another document than the one before. One
-server runs the requests in the order of the file, the other one in the server's own order; both with the RAM cache,
-which holds all documents, and without.
+``order``: a batch has questions about 20 documents, each request about another document than the one before. Servers
+run the requests in the order of the file or in the server's order, with a RAM cache for all documents and without.
 """
 
 import argparse
@@ -63,7 +62,7 @@ _BOUNDARY = "bench-boundary"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Live clients: how many, the words of a prompt, the tokens of a reply, and the pause after it in seconds."""
+    """Live clients: their number, words per prompt, tokens per reply, and the pause after a reply in seconds."""
 
     clients: int = 2
     words: int = 60
@@ -80,7 +79,7 @@ class Text:
 
 
 def chat(text: str, n_tokens: int, **fields: object) -> dict[str, Any]:
-    """Return a chat's body that generates exactly `n_tokens` tokens."""
+    """Return the body of a chat that generates exactly `n_tokens` tokens."""
     messages = [{"role": "user", "content": text}]
     return {"model": "bench", "messages": messages, "max_tokens": n_tokens, "ignore_eos": True, "seed": 1, **fields}
 
@@ -106,7 +105,7 @@ def start(server: RealServer, file_id: str) -> str:
 
 
 def wait(server: RealServer, batch_id: str, *, n_completed: int = 0, interval_s: float = 0.1) -> dict[str, Any]:
-    """Wait until `n_completed` requests of a batch have succeeded, for 0 until it has ended. Return the batch."""
+    """Wait until `n_completed` requests of a batch have succeeded, or it ends. Return the batch."""
     while True:
         batch: dict[str, Any] = server.get(f"/v1/batches/{batch_id}")
         if batch["status"] not in ("in_progress", "cancelling", "finalizing"):
@@ -117,38 +116,38 @@ def wait(server: RealServer, batch_id: str, *, n_completed: int = 0, interval_s:
 
 
 def first_token_s(connection: HTTPConnection, body: dict[str, Any]) -> float:
-    """Return how long the first token of a streamed chat takes, in seconds; read the reply to its end."""
-    begun = time.perf_counter()
+    """Stream a chat to its end. Return its time to first token in seconds."""
+    start = time.perf_counter()
     connection.request("POST", _PATH, json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
-    took = None
+    seconds = None
     while line := response.readline():
-        if took is None and b'"delta":{"' in line and b'"role"' not in line:
-            took = time.perf_counter() - begun
-    if took is None:
+        if seconds is None and b'"delta":{"' in line and b'"role"' not in line:
+            seconds = time.perf_counter() - start
+    if seconds is None:
         raise RuntimeError(f"status {response.status}, and no token")
-    return took
+    return seconds
 
 
 @contextmanager
-def clients(server: RealServer, load: Load, found: list[float], seed: int) -> Iterator[None]:
-    """Let live clients ask until the end of the block. Their times to the first token are added to `found`."""
+def clients(server: RealServer, load: Load, times_s: list[float], seed: int) -> Iterator[None]:
+    """Run live clients until the end of the block. Appends their times to first token to `times_s`."""
     is_over = threading.Event()
     failures: list[Exception] = []
 
-    def ask(number: int) -> None:
+    def run_client(number: int) -> None:
         text = Text(seed * 100 + number)
         connection = HTTPConnection(server.host, server.port, timeout=120)
         is_over.wait(number * load.pause_s / load.clients)
         try:
             while not is_over.is_set():
                 body = chat(f"{uuid.uuid4()} {text.words(load.words)}", load.tokens, stream=True)
-                found.append(first_token_s(connection, body))
+                times_s.append(first_token_s(connection, body))
                 is_over.wait(load.pause_s)
         except Exception as error:  # noqa: BLE001 (raised by the thread that waits)
             failures.append(error)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(load.clients)]
+    threads = [threading.Thread(target=run_client, args=(number,)) for number in range(load.clients)]
     for thread in threads:
         thread.start()
     try:
@@ -163,7 +162,7 @@ def clients(server: RealServer, load: Load, found: list[float], seed: int) -> It
 
 @contextmanager
 def batch_of(server: RealServer, file_id: str) -> Iterator[str]:
-    """Run a batch during the block, after its first requests; cancel it then."""
+    """Run a batch during the block, and cancel it at the end. Yields its id after its first two requests."""
     batch_id = start(server, file_id)
     wait(server, batch_id, n_completed=2)
     yield batch_id
@@ -172,12 +171,12 @@ def batch_of(server: RealServer, file_id: str) -> Iterator[str]:
 
 
 def completed(server: RealServer, batch_id: str) -> int:
-    """Return how many requests of a batch have succeeded."""
+    """Return the number of requests of a batch that have succeeded."""
     return int(server.get(f"/v1/batches/{batch_id}")["request_counts"]["completed"])
 
 
 def live(server: RealServer, turns: int, seconds: float, load: Load) -> dict[str, Any]:
-    """Measure live clients in turns, with and without a batch."""
+    """Measure live clients alternately with and without a batch."""
     text = Text(7)
     n_tokens = 24
     file_id = upload(server, [chat(f"{number} {text.words(load.words)}", n_tokens) for number in range(N_BATCH)])
@@ -192,16 +191,16 @@ def live(server: RealServer, turns: int, seconds: float, load: Load) -> dict[str
         times: dict[bool, list[float]] = {}
         rate = 0.0
         for has_batch in (False, True) if turn % 2 else (True, False):
-            found: list[float] = []
+            times_s: list[float] = []
             if has_batch:
-                with batch_of(server, file_id) as batch_id, clients(server, load, found, turn + 2):
+                with batch_of(server, file_id) as batch_id, clients(server, load, times_s, turn + 2):
                     before = completed(server, batch_id)
                     time.sleep(seconds)
                     rate = (completed(server, batch_id) - before) * n_tokens / seconds
             else:
-                with clients(server, load, found, turn + 2):
+                with clients(server, load, times_s, turn + 2):
                     time.sleep(seconds)
-            times[has_batch] = found
+            times[has_batch] = times_s
         medians = {name: statistics.median(times[name == "with"]) for name in ("without", "with")}
         live_rates = {name: len(times[name == "with"]) * load.tokens / seconds for name in ("without", "with")}
         rounds.append(
@@ -220,7 +219,7 @@ def live(server: RealServer, turns: int, seconds: float, load: Load) -> dict[str
 
 
 def order(server: RealServer, questions: int, words: int) -> dict[str, Any]:
-    """Measure a batch of questions about documents, of which two in succession are about different ones."""
+    """Measure a batch of questions about documents, where successive questions are about different ones."""
     text = Text(11)
     documents = [text.words(words) for _ in range(N_DOCUMENTS)]
     bodies = [
@@ -228,21 +227,21 @@ def order(server: RealServer, questions: int, words: int) -> dict[str, Any]:
         for number in range(questions)
     ]
     file_id = upload(server, bodies)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     batch = wait(server, start(server, file_id))
-    took = time.perf_counter() - begun
-    used = batch["usage"]
+    seconds = time.perf_counter() - started
+    usage = batch["usage"]
     if batch["request_counts"]["completed"] != questions:
         raise RuntimeError(f"not every request succeeded: {batch['request_counts']}")
     return {
-        "seconds": took,
-        "prompt_tokens": used["input_tokens"],
-        "computed_tokens": used["input_tokens"] - used["input_tokens_details"]["cached_tokens"],
+        "seconds": seconds,
+        "prompt_tokens": usage["input_tokens"],
+        "computed_tokens": usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"],
     }
 
 
 def served(file: Path, slots: int, *more: str, file_order: bool = False) -> RealServer:
-    """Start a server with its state in memory, and `more` flags."""
+    """Start a server that stores state in memory, with further flags `more`."""
     flags = ["-c", str(slots * 2048), "-np", str(slots), "-a", "bench", "--no-ui", "--state", "memory", *more]
     if not file_order:
         return llamapool(file, *flags)
@@ -256,40 +255,40 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a turn, with a batch and without")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of a turn")
     parser.add_argument("--questions", type=int, default=1000)
-    parser.add_argument("--words", type=int, default=200, help="of a document")
+    parser.add_argument("--words", type=int, default=200, help="words per document")
     parser.add_argument("--only", default="live,order")
     parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    found: dict[str, Any] = {**describe("benchmarks.batches"), "model": model(chosen.model)}
-    if "live" in chosen.only:
-        with served(chosen.model, chosen.slots) as server:
+    options = parser.parse_args()
+    result: dict[str, Any] = {**describe("benchmarks.batches"), "model": model(options.model)}
+    if "live" in options.only:
+        with served(options.model, options.slots) as server:
             server.wait_until_ready()
-            found["live"] = live(server, chosen.turns, chosen.seconds, Load())
-        rounds = found["live"]["rounds"]
+            result["live"] = live(server, options.turns, options.seconds, Load())
+        rounds = result["live"]["rounds"]
         middle = {name: statistics.median(each[name] for each in rounds) for name in rounds[0] if name != "times_ms"}
-        found["live"]["medians"] = middle
+        result["live"]["medians"] = middle
         print("| live clients | first token, ms | tokens/s | the batch's tokens/s |\n|---|--:|--:|--:|")
         print(f"| alone | {middle['first_token_ms_without']:.1f} | {middle['live_tokens_per_s_without']:.0f} | |")
         print(
             f"| with a batch | {middle['first_token_ms_with']:.1f} ({middle['ratio']:.2f} times) |"
             f" {middle['live_tokens_per_s_with']:.0f} | {middle['batch_tokens_per_s']:.0f}"
-            f" (alone {found['live']['batch_alone_tokens_per_s']:.0f}) |"
+            f" (alone {result['live']['batch_alone_tokens_per_s']:.0f}) |"
         )
-    if "order" in chosen.only:
+    if "order" in options.only:
         print("| order of a batch | RAM cache | seconds | prompt tokens | computed |\n|---|---|--:|--:|--:|")
         for cache, flags in (("default", ()), ("none", ("--cache-ram", "0"))):
-            for name in ("file", "ours"):
-                with served(chosen.model, chosen.slots, *flags, file_order=name == "file") as server:
+            for name in ("file", "server"):
+                with served(options.model, options.slots, *flags, file_order=name == "file") as server:
                     server.wait_until_ready()
-                    row = order(server, chosen.questions, chosen.words)
-                found.setdefault("order", []).append({"order": name, "ram_cache": cache, **row})
+                    row = order(server, options.questions, options.words)
+                result.setdefault("order", []).append({"order": name, "ram_cache": cache, **row})
                 figures = f"{row['seconds']:.1f} | {row['prompt_tokens']} | {row['computed_tokens']}"
                 print(f"| {name} | {cache} | {figures} |", flush=True)
-    if chosen.json is not None:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps(found, indent=1) + "\n")
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What ``n_cache_reuse`` saves: prompts of an editor, whose oldest chunk leaves and whose newest arrives at the end.
+"""Measure ``n_cache_reuse`` with the prompts of an editor, which drop their oldest chunk and append a new one.
 
-``python -m benchmarks.cache_reuse --model MODEL.gguf`` sends three such prompts to a server with and without it, and
-prints each prompt's tokens computed, their seconds, and its cached tokens. Prefix reuse ends at the first chunk.
+``python -m benchmarks.cache_reuse --model MODEL.gguf`` sends three such prompts to a server with and without it. It
+prints the computed tokens of each prompt, their seconds, and its cached tokens. Prefix reuse ends at the first chunk.
 """
 
 import argparse

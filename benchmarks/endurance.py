@@ -1,13 +1,14 @@
-"""A server that gets many times what it can do, from clients of which a part is slow, broken or gone.
+"""Overload a server with many clients, some of which are slow, send garbage or disconnect, and look for leaks.
 
 ``python -m benchmarks.endurance [--seconds 600] [--clients 500] [--bad 0.33] [--slots 4] [--json F]``
 
-``make overload`` is ten minutes of 500 clients, ``make soak`` half an hour of as many as the server can serve. Sound
-clients ask, wait for the end and ask again; told to come back (429, 503) they do after ``Retry-After``. Every second
-memory, descriptors and threads of all of the server's processes are read from the system, and how long ``/health``
-takes is noted. Nothing but 429 and 503 may come to sound clients; at the end every slot is free, and descriptors are
-where they were. What prompt states in RAM take is the cache's, which fills up to its limit however late; memory beside
-it may not grow: `growth_mib` says what counts as growth, and `MOST_GROWTH_MIB` how much of it may be noise.
+``make overload`` runs 500 clients for ten minutes; ``make soak`` runs as many as the server can serve for half an hour.
+Well-behaved clients send one request after the other. After 429 or 503 they wait for ``Retry-After``. Each second, the
+memory, descriptors and threads of all server processes and the time of ``/health`` are recorded.
+
+Well-behaved clients may get no status except 200, 429 and 503. At the end, all slots must be free, and descriptors must
+be as many as before. Memory without cached prompts in RAM must not grow. `growth_mib` defines growth, and
+`MAX_GROWTH_MIB` how much of it may be noise.
 """
 
 import argparse
@@ -29,23 +30,22 @@ from benchmarks.environment import DEMO, describe, model
 from benchmarks.resources import with_children
 from tests.support.real_server import RealServer, llamapool
 
-TELL_BACK = (429, 503)
-PATIENCE_S = 300.0  # of a sound client, for the next bytes
+RETRY_STATUSES = (429, 503)
+REPLY_S = 300.0  # the time limit of a well-behaved client for a reply
 WORDS = ["one", "river", "stone", "bridge", "green", "seven", "walks", "under", "light", "again", "because", "winter"]
 CACHED = "llamapool_cache_ram_bytes"
-MOST_GROWTH_MIB = 4.0
-"""Growth over the second half of a run that may be noise. The sound half hour of 2026-11-22 grew by at most 3 MiB after
-its first 150 s, so that a leak of 20 MiB an hour (5 MiB in the second quarter of an hour) is above both."""
-MOST_GROWTH_MIB_PER_H = 12.0
+MAX_GROWTH_MIB = 4.0
+"""Growth over the second half of a run that may be noise. A run of half an hour without leaks grew by at most 3 MiB
+after its first 150 s. A leak of 20 MiB per hour, which is 5 MiB in 15 minutes, exceeds both."""
+MAX_GROWTH_MIB_PER_H = 12.0
 """The same for runs of more than 40 minutes, whose second half is longer."""
-N_LOWS = 30
+N_INTERVALS = 30
 SLACK_DESCRIPTORS = 16
 
 
 @dataclass(slots=True)
 class Sample:
-    """What the system says of the server's processes, what it says itself of prompt states in RAM, and how long
-    ``/health`` took."""
+    """Memory, descriptors and threads of all server processes, the RAM tier's size, and the time of ``/health``."""
 
     at_s: float
     rss_mib: float
@@ -56,24 +56,24 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Seen:
-    began: float
-    seconds: float  # for which clients ask
+class Results:
+    started_at: float
+    seconds: float  # of load
     samples: list[Sample] = field(default_factory=list)
-    statuses: Counter[str] = field(default_factory=Counter)  # to sound clients
-    bad: Counter[str] = field(default_factory=Counter)  # what became of the others, by kind
-    first_token_ms: list[tuple[float, float]] = field(default_factory=list)  # when asked, and how long it took
+    statuses: Counter[str] = field(default_factory=Counter)  # of well-behaved clients
+    bad: Counter[str] = field(default_factory=Counter)  # misbehaving clients by kind and outcome
+    first_token_ms: list[tuple[float, float]] = field(default_factory=list)  # second of the request, and its TTFT
     faults: list[str] = field(default_factory=list)
     n_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server, and until when it is asked."""
+    """The server, the end of the load, and the results."""
 
     port: int
     ends_at: float
-    seen: Seen
+    results: Results
 
     @property
     def over(self) -> bool:
@@ -81,14 +81,14 @@ class Target:
 
 
 def chat(random_: random.Random, *, stream: bool, max_tokens: int) -> bytes:
-    """A request for a chat: a beginning that many share, and words of its own."""
+    """Return a chat request with a shared system prompt and random words."""
     text = " ".join(random_.choices(WORDS, k=random_.choice((4, 30, 120))))
     shared = "You are careful. " * random_.choice((1, 10))
     messages = [{"role": "system", "content": shared}, {"role": "user", "content": text}]
-    return posted({"messages": messages, "stream": stream, "max_tokens": max_tokens})
+    return post_request({"messages": messages, "stream": stream, "max_tokens": max_tokens})
 
 
-def posted(body: object) -> bytes:
+def post_request(body: object) -> bytes:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
     return head.encode() + b"Content-Type: application/json\r\nConnection: close\r\n\r\n" + content
@@ -96,7 +96,7 @@ def posted(body: object) -> bytes:
 
 @asynccontextmanager
 async def connected(target: Target) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to the server; leaving the block resets the connection."""
+    """Connect to the server. Resets the connection at the end of the block."""
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
     try:
         yield reader, writer
@@ -105,51 +105,51 @@ async def connected(target: Target) -> AsyncIterator[tuple[asyncio.StreamReader,
             writer.transport.abort()
 
 
-# ---- sound clients
+# ---- well-behaved clients
 
 
-async def sound(target: Target, random_: random.Random) -> None:
-    """Ask, read to the end, ask again."""
+async def well_behaved(target: Target, random_: random.Random) -> None:
+    """Send one request after the other, and read each reply to its end."""
     while not target.over:
-        asked_at = time.monotonic()
+        sent_at = time.monotonic()
         try:
-            wait_s = await asyncio.wait_for(_ask(target, random_, asked_at), PATIENCE_S)
+            wait_s = await asyncio.wait_for(_send_chat(target, random_, sent_at), REPLY_S)
         except (OSError, asyncio.IncompleteReadError, TimeoutError) as error:
-            target.seen.statuses["broken"] += 1
-            target.seen.faults.append(f"{asked_at - target.seen.began:.1f} s: {type(error).__name__} {error}"[:200])
+            target.results.statuses["broken"] += 1
+            at_s = sent_at - target.results.started_at
+            target.results.faults.append(f"{at_s:.1f} s: {type(error).__name__} {error}"[:200])
             wait_s = 1.0
         await asyncio.sleep(wait_s * random_.uniform(1.0, 1.5))
 
 
-async def _ask(target: Target, random_: random.Random, asked_at: float) -> float:
-    """One request; how long to wait before the next."""
-    seen, stream = target.seen, random_.random() < 0.7
+async def _send_chat(target: Target, random_: random.Random, sent_at: float) -> float:
+    """Send a chat and read its reply. Returns the seconds to wait before the next request."""
+    results, stream = target.results, random_.random() < 0.7
     async with connected(target) as (reader, writer):
         writer.write(chat(random_, stream=stream, max_tokens=random_.choice((4, 16, 48))))
         await writer.drain()
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         status = int(head.split(" ", 2)[1])
-        seen.statuses[str(status)] += 1
-        if status in TELL_BACK:
+        results.statuses[str(status)] += 1
+        if status in RETRY_STATUSES:
             wait_s = head.partition("retry-after: ")[2].partition("\r\n")[0]
             if not wait_s.isdecimal():
-                seen.faults.append(f"a {status} without Retry-After")
+                results.faults.append(f"a {status} without Retry-After")
             return min(float(wait_s or 1), 30.0)
         if status != 200:
-            seen.faults.append(f"status {status}: {(await reader.read(300))!r}")
+            results.faults.append(f"status {status}: {(await reader.read(300))!r}")
             return 1.0
-        began = await reader.readuntil(b"}") if stream else b""
-        seen.first_token_ms.append((asked_at - seen.began, (time.monotonic() - asked_at) * 1e3))
-        rest = began + await reader.read()
+        reply = await reader.readuntil(b"}") if stream else b""
+        results.first_token_ms.append((sent_at - results.started_at, (time.monotonic() - sent_at) * 1e3))
         while chunk := await reader.read():
-            rest += chunk
-        if stream and b"data: [DONE]" not in rest:
-            seen.faults.append(f"a stream ends with {rest[-200:]!r}")
-        seen.n_tokens += rest.count(b'"delta"') if stream else 1
+            reply += chunk
+        if stream and b"data: [DONE]" not in reply:
+            results.faults.append(f"a stream ends with {reply[-200:]!r}")
+        results.n_tokens += reply.count(b'"delta"') if stream else 1
         return 0.0
 
 
-# ---- the others
+# ---- misbehaving clients
 
 
 async def slow_reader(target: Target, random_: random.Random) -> None:
@@ -204,11 +204,13 @@ async def garbage(target: Target, random_: random.Random) -> None:
 async def wrong_json(target: Target, random_: random.Random) -> None:
     async with connected(target) as (reader, writer):
         writer.write(
-            posted(random_.choice((b"{", b"[]", b'{"messages": 5}', b'{"messages": [{"role": "x"}]}', b"\xff" * 99)))
+            post_request(
+                random_.choice((b"{", b"[]", b'{"messages": 5}', b'{"messages": [{"role": "x"}]}', b"\xff" * 99))
+            )
         )
         reply = await asyncio.wait_for(reader.read(300), 60)
         if b" 500 " in reply[:40]:
-            target.seen.faults.append(f"wrong JSON: {reply!r}")
+            target.results.faults.append(f"wrong JSON: {reply!r}")
 
 
 async def silent(target: Target, random_: random.Random) -> None:
@@ -221,40 +223,40 @@ KINDS: tuple[Callable[[Target, random.Random], Awaitable[None]], ...] = (
 )
 
 
-async def unsound(target: Target, random_: random.Random) -> None:
-    """One kind of misbehaviour after the other."""
+async def misbehaving(target: Target, random_: random.Random) -> None:
+    """Misbehave in one random way after the other."""
     while not target.over:
         kind = random_.choice(KINDS)
         try:
             await kind(target, random_)
-            target.seen.bad[kind.__name__] += 1
+            target.results.bad[kind.__name__] += 1
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            target.seen.bad[f"{kind.__name__}, cut off"] += 1
+            target.results.bad[f"{kind.__name__}, cut off"] += 1
         await asyncio.sleep(random_.uniform(0, 0.5))
 
 
-# ---- what is watched
+# ---- resources
 
 
 def of_processes(pid: int) -> tuple[float, int, int]:
-    """Resident MiB, descriptors and threads of a server and of all that it has started: a model's own process, those
-    that render templates. What several have mapped counts in each. (Linux)"""
+    """Return resident MiB, descriptors and threads of a server and its child processes. Linux only.
+
+    Shared mappings count in each process.
+    """
     memory, n_descriptors, n_threads = 0.0, 0, 0
     for each in with_children(pid):
         proc = Path(f"/proc/{each}")
-        with suppress(OSError, KeyError):  # it has just ended: then it has no memory either
+        with suppress(OSError, KeyError):  # the process has just exited
             status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
-            found = (
-                int(status["VmRSS"].split()[0]) / 1024,
-                sum(1 for _ in (proc / "fd").iterdir()),
-                int(status["Threads"]),
-            )
-            memory, n_descriptors, n_threads = memory + found[0], n_descriptors + found[1], n_threads + found[2]
+            n_open = sum(1 for _ in (proc / "fd").iterdir())
+            memory += int(status["VmRSS"].split()[0]) / 1024
+            n_descriptors += n_open
+            n_threads += int(status["Threads"])
     return memory, n_descriptors, n_threads
 
 
-async def got(target: Target, path: str) -> bytes:
-    """A reply's head and body; nothing where there was none in time."""
+async def get(target: Target, path: str) -> bytes:
+    """Return the head and body of a reply, or nothing after a failure."""
     with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         async with connected(target) as (reader, writer):
             writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
@@ -263,47 +265,47 @@ async def got(target: Target, path: str) -> bytes:
 
 
 async def cached_mib(target: Target, before: float) -> float:
-    """What states of prompts take in RAM; as `before` where the server does not say."""
-    lines = (await got(target, "/metrics")).decode("latin-1").splitlines()
+    """Return the size of the RAM tier from the metrics, or `before` without a reply."""
+    lines = (await get(target, "/metrics")).decode("latin-1").splitlines()
     sizes = [float(line.rpartition(" ")[2]) for line in lines if line.startswith(CACHED)]
     return sum(sizes) / 2**20 if sizes else before
 
 
 async def watch(target: Target, pid: int) -> None:
-    """A sample a second, until this is cancelled."""
+    """Record a sample per second until cancelled."""
     cached = 0.0
     while True:
-        began = time.monotonic()
-        reply = await got(target, "/health")
-        took_ms = (time.monotonic() - began) * 1e3
+        started = time.monotonic()
+        reply = await get(target, "/health")
+        health_ms = (time.monotonic() - started) * 1e3
         if reply and not reply.startswith(b"HTTP/1.1 200"):
-            target.seen.faults.append(f"/health: {reply[:80]!r}")
+            target.results.faults.append(f"/health: {reply[:80]!r}")
         cached = await cached_mib(target, cached)
         rss, n_descriptors, n_threads = of_processes(pid)
-        at_s = began - target.seen.began
-        target.seen.samples.append(Sample(at_s, rss, cached, n_descriptors, n_threads, took_ms))
-        await asyncio.sleep(max(1 - (time.monotonic() - began), 0))
+        at_s = started - target.results.started_at
+        target.results.samples.append(Sample(at_s, rss, cached, n_descriptors, n_threads, health_ms))
+        await asyncio.sleep(max(1 - (time.monotonic() - started), 0))
 
 
-async def load(server: RealServer, options: argparse.Namespace) -> Seen:
-    """Let all clients at the server for as long as was asked for, and look on until it has come to rest."""
+async def load(server: RealServer, options: argparse.Namespace) -> Results:
+    """Run all clients for ``--seconds``, and record samples until 5 s after their end."""
     now = time.monotonic()
-    target = Target(server.port, now + options.seconds, Seen(now, options.seconds))
+    target = Target(server.port, now + options.seconds, Results(now, options.seconds))
     seeds = random.Random(options.seed)
     watching = asyncio.create_task(watch(target, server.process.pid))
     await asyncio.sleep(2)
     n_bad = round(options.clients * options.bad)
     async with asyncio.TaskGroup() as clients:
         for number in range(options.clients):
-            kind = unsound if number < n_bad else sound
+            kind = misbehaving if number < n_bad else well_behaved
             clients.create_task(kind(target, random.Random(seeds.random())))
     await asyncio.sleep(5)
     watching.cancel()
-    return target.seen
+    return target.results
 
 
 def free_slots(server: RealServer, within_s: float = 60.0) -> int:
-    """How many slots are idle, once all are or time is up."""
+    """Wait until all slots are idle. Returns the number of idle slots, at the latest after `within_s`."""
     ends_at = time.monotonic() + within_s
     while True:
         slots = server.get("/slots")
@@ -313,42 +315,44 @@ def free_slots(server: RealServer, within_s: float = 60.0) -> int:
         time.sleep(0.2)
 
 
-def growth_mib(seen: Seen) -> float:
-    """Return by how much memory beside the cache rises over the second half of the load.
+def growth_mib(results: Results) -> float:
+    """Return the growth of memory without the RAM tier over the second half of the load.
 
-    The first half warms up: the allocator's arenas, compiled templates and pools of threads fill. The rise is that of a
-    line fitted (least squares) to the lowest sample of each of `N_LOWS` intervals: requests take memory that they give
-    back, a leak raises the lowest value too. Samples after the load has ended do not count.
+    The first half warms up: the allocator's arenas, compiled templates and thread pools fill. The growth is the rise of
+    a line fitted (least squares) to the lowest sample of each of `N_INTERVALS` intervals. Running requests raise single
+    samples; only a leak raises the lowest ones. Samples after the load do not count.
     """
-    half = seen.seconds / 2
+    half = results.seconds / 2
     lows: dict[int, float] = {}
-    for sample in seen.samples:
-        if half <= sample.at_s < seen.seconds:
-            number = int((sample.at_s - half) / half * N_LOWS)
+    for sample in results.samples:
+        if half <= sample.at_s < results.seconds:
+            number = int((sample.at_s - half) / half * N_INTERVALS)
             lows[number] = min(lows.get(number, math.inf), sample.rss_mib - sample.cached_mib)
     slope, _ = statistics.linear_regression(list(lows), list(lows.values()))
-    return slope * N_LOWS
+    return slope * N_INTERVALS
 
 
-def verdict(seen: Seen, n_slots: int, n_free: int) -> list[str]:
-    """What is not as it should be."""
-    wrong = list(seen.faults)
+def verdict(results: Results, n_slots: int, n_free: int) -> list[str]:
+    """Return the problems of a run."""
+    problems = list(results.faults)
     if n_free != n_slots:
-        wrong.append(f"{n_slots - n_free} of {n_slots} slots are still taken")
-    growth, most = growth_mib(seen), max(MOST_GROWTH_MIB, MOST_GROWTH_MIB_PER_H * seen.seconds / 2 / 3600)
-    if growth > most:
-        wrong.append(f"memory beside the cache grows by {growth:.1f} MiB in the second half; {most:.1f} may be noise")
-    first, last = seen.samples[0], seen.samples[-1]
+        problems.append(f"{n_slots - n_free} of {n_slots} slots are still in use")
+    growth, limit = growth_mib(results), max(MAX_GROWTH_MIB, MAX_GROWTH_MIB_PER_H * results.seconds / 2 / 3600)
+    if growth > limit:
+        problems.append(
+            f"memory without the cache grows by {growth:.1f} MiB in the second half; {limit:.1f} may be noise"
+        )
+    first, last = results.samples[0], results.samples[-1]
     if last.n_descriptors > first.n_descriptors + SLACK_DESCRIPTORS:
-        wrong.append(f"descriptors go from {first.n_descriptors} to {last.n_descriptors}")
-    return wrong
+        problems.append(f"descriptors rise from {first.n_descriptors} to {last.n_descriptors}")
+    return problems
 
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the figures of a run (`written`), for people."""
+    """Return the figures of a run (`as_json`) as table rows."""
     samples, seconds = result["samples"], result["options"]["seconds"]
     rss = [s["rss_mib"] for s in samples]
-    beside = [s["rss_mib"] - s["cached_mib"] for s in samples]
+    uncached = [s["rss_mib"] - s["cached_mib"] for s in samples]
     waits = sorted(ms for _, ms in result["first_token_ms"]) or [0.0]
     health = sorted(s["health_ms"] for s in samples)
 
@@ -366,72 +370,66 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("`/health`, ms", f"median {at(health, 0.5):.0f}, 99% {at(health, 0.99):.0f}, most {health[-1]:.0f}"),
         ("memory, MiB", f"{rss[0]:.0f} at first, at most {max(rss):.0f}, {rss[-1]:.0f} at rest"),
         ("of that cached prompts, MiB", f"at most {max(s['cached_mib'] for s in samples):.0f}"),
-        ("memory without them, MiB", f"{beside[0]:.0f} at first, at most {max(beside):.0f}, {beside[-1]:.0f} at rest"),
+        (
+            "memory without them, MiB",
+            f"{uncached[0]:.0f} at first, at most {max(uncached):.0f}, {uncached[-1]:.0f} at rest",
+        ),
         ("growth in the second half, MiB", f"{result['growth_mib']:+.1f}"),
-        ("descriptors", _path([s["n_descriptors"] for s in samples])),
-        ("threads", _path([s["n_threads"] for s in samples])),
+        ("descriptors", _range([s["n_descriptors"] for s in samples])),
+        ("threads", _range([s["n_threads"] for s in samples])),
         ("misbehaving clients", ", ".join(f"{n} × {kind}" for kind, n in sorted(result["unsound"].items()))),
         ("free slots at the end", f"{result['n_free']} of {result['options']['slots']}"),
     ]
 
 
-def _path(values: list[int]) -> str:
+def _range(values: list[int]) -> str:
     return f"{values[0]} at first, at most {max(values)}, {values[-1]} at rest"
 
 
-def written(seen: Seen, options: argparse.Namespace, n_free: int, described: dict[str, Any]) -> dict[str, Any]:
+def as_json(results: Results, options: argparse.Namespace, n_free: int, described: dict[str, Any]) -> dict[str, Any]:
     """Return a run as JSON; `described` is its environment (`environment.describe`)."""
-    samples = [{name: round(value, 1) for name, value in asdict(sample).items()} for sample in seen.samples]
+    samples = [{name: round(value, 1) for name, value in asdict(sample).items()} for sample in results.samples]
     return {
         "environment": described | {"model": model(options.model)},
         "options": {name: getattr(options, name) for name in ("seconds", "clients", "bad", "slots", "queue", "seed")},
         "n_free": n_free,
-        "growth_mib": round(growth_mib(seen), 1),
-        "n_tokens": seen.n_tokens,
+        "growth_mib": round(growth_mib(results), 1),
+        "n_tokens": results.n_tokens,
         "samples": samples,
-        "first_token_ms": [[round(value, 1) for value in pair] for pair in seen.first_token_ms],
-        "statuses": dict(seen.statuses),
-        "unsound": dict(seen.bad),
-        "faults": seen.faults,
+        "first_token_ms": [[round(value, 1) for value in pair] for pair in results.first_token_ms],
+        "statuses": dict(results.statuses),
+        "unsound": dict(results.bad),
+        "faults": results.faults,
     }
 
 
 def main() -> int:
-    """0 where all is as it should be."""
+    """Return 0 if there are no problems."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--clients", type=int, default=500)
-    parser.add_argument("--bad", type=float, default=0.33, help="share of slow, broken and vanishing clients")
+    parser.add_argument("--bad", type=float, default=0.33, help="share of misbehaving clients")
     parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--queue", type=int, default=46, help="requests that may wait, so ten times the slots in all")
+    parser.add_argument("--queue", type=int, default=46, help="requests that may wait")
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="raw figures; benchmarks.report makes tables and plots of them")
+    parser.add_argument("--json", type=Path, help="write raw figures for benchmarks.report")
     options = parser.parse_args()
     described = describe("benchmarks.endurance")
-    flags = (
-        "--parallel",
-        str(options.slots),
-        "--max-queue",
-        str(options.queue),
-        "-c",
-        str(2048 * options.slots),
-        "--cache-ram",
-        "100",
-        "--metrics",
-    )
+    flags = ["--parallel", str(options.slots), "--max-queue", str(options.queue), "-c", str(2048 * options.slots)]
+    flags += ["--cache-ram", "100", "--metrics"]
     with llamapool(options.model, *flags) as server:
-        seen = asyncio.run(load(server, options))
+        results = asyncio.run(load(server, options))
         n_free = free_slots(server)
-    wrong = verdict(seen, options.slots, n_free)
-    result = written(seen, options, n_free, described)
+    problems = verdict(results, options.slots, n_free)
+    result = as_json(results, options, n_free, described)
     print("\n".join(f"{name:32} {text}" for name, text in rows(result)))
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(result, separators=(",", ":")) + "\n")
-    for line in Counter(wrong).most_common(20):
-        print("WRONG:", line[1], "x", line[0], file=sys.stderr)
-    return int(bool(wrong))
+    for problem, n in Counter(problems).most_common(20):
+        print("WRONG:", n, "x", problem, file=sys.stderr)
+    return int(bool(problems))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Describe what a measurement depends on: commit, CPU, library and command, as every raw JSON file records it."""
+"""Describe the environment of a measurement, as each raw JSON file records it: commit, CPU, library and command."""
 
 import compileall
 import os
@@ -13,14 +13,14 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "models" / "demo.gguf"
 RESULTS = Path(__file__).with_name("results")
-_WRITTEN = (":!benchmarks/results", ":!benchmarks/plots", ":!*.md")
-"""What measuring writes into a checkout by itself: it does not make the measured code another one."""
+_OUTPUTS = (":!benchmarks/results", ":!benchmarks/plots", ":!*.md")
+"""Files that benchmarks write. Changes to them do not make a checkout dirty."""
 
 
 def describe(module: str) -> dict[str, Any]:
-    """Return what a reader of the figures must know; `module` is what ``python -m`` ran."""
+    """Return the environment of a run of ``python -m MODULE``."""
     return {
-        "command": " ".join(["python -m", module, *map(_shown, sys.argv[1:])]),
+        "command": " ".join(["python -m", module, *map(_without_folder, sys.argv[1:])]),
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpu": _cpu_name(),
@@ -31,7 +31,7 @@ def describe(module: str) -> dict[str, Any]:
 
 
 def write_bytecode() -> None:
-    """Write the server's bytecode, as pip does: with PYTHONDONTWRITEBYTECODE each start would compile changed files."""
+    """Write the server's bytecode as pip does. With PYTHONDONTWRITEBYTECODE, each start would compile changed files."""
     compileall.compile_dir(ROOT / "server", quiet=1)
 
 
@@ -41,21 +41,21 @@ def model(path: Path) -> str:
 
 
 def commit() -> str:
-    """Return the checkout's commit, with ``-dirty`` where code was changed since."""
+    """Return the checkout's commit, with ``-dirty`` if code has changed since."""
     try:
         head = _git("rev-parse", "--short=7", "HEAD")
-        return head + "-dirty" * bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", *_WRITTEN))
+        return head + "-dirty" * bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", *_OUTPUTS))
     except (OSError, subprocess.CalledProcessError):
         return ""
 
 
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-def _shown(word: str) -> str:
-    """Return a path without the folders of this machine; other words as they are."""
-    return Path(word).name if word.startswith("/") else word
+def _without_folder(argument: str) -> str:
+    """Return the file name of an absolute path; other arguments unchanged."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def _version(package: str) -> str:
@@ -70,7 +70,8 @@ def _cpu_name() -> str:
     if not info.exists():
         return platform.processor() or platform.machine()
     fields = [line.partition(":") for line in info.read_text().splitlines()]
-    named = {name.strip(): value.strip() for name, _, value in fields}
-    shown = named.get("model name", platform.machine())
-    family = [f"{word} {named[name]}" for word, name in (("family", "cpu family"), ("model", "model")) if name in named]
-    return f"{shown} ({', '.join(family)})" if family else shown
+    values = {name.strip(): value.strip() for name, _, value in fields}
+    name = values.get("model name", platform.machine())
+    labels = (("family", "cpu family"), ("model", "model"))
+    family = [f"{label} {values[key]}" for label, key in labels if key in values]
+    return f"{name} ({', '.join(family)})" if family else name

@@ -1,11 +1,11 @@
-"""How long rendering, tokenizing and compiling schemas keep the event loop from anybody else.
+"""Measure how long rendering, tokenizing and compiling of schemas block the event loop.
 
 ``python -m benchmarks.event_loop [--model demo.gguf] [--rounds 5] [--only "20 MB"]``
 
-The server runs in this process, with eight streams of another process on it. On its event loop a timer of a
-millisecond notes how late it comes: whoever comes late made everybody's tokens late. Then requests come that ask for
-much work before their first token, each of them new to every cache. By the clock, a gap holds what other threads
-(interpreter lock) and other processes took, too; what the loop's own thread computed in it stands beside it.
+The server runs in this process, with eight streams of another process. A timer of one millisecond on its event loop
+records its delays, which also delay the tokens of all clients. Meanwhile, requests arrive that need much work before
+their first token and are in no cache. The wall time of a gap includes other threads (GIL) and processes; the CPU time
+of the loop's thread in it is reported, too.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def one(i):
 for i in range(int(sys.argv[2])):
     threading.Thread(target=one, args=(i,)).start()
 """
-_ASKER = """
+_CLIENT = """
 import http.client, signal, sys, time
 content = sys.stdin.buffer.read()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -58,7 +58,7 @@ print(reply.status, time.perf_counter() - began, flush=True)
 """
 Body = dict[str, Any]
 Work = Callable[[str], tuple[str, Body]]
-"""From a word that is new to a path and a body."""
+"""Returns the path and body of a request that contains a new word."""
 
 
 def _long_chat(n: int, word: str) -> tuple[str, Body]:
@@ -123,7 +123,7 @@ WORK: Mapping[str, Work] = {
 
 @dataclass(slots=True)
 class Heartbeat:
-    """A timer on the event loop. A gap: how late it came, and what its thread computed since the last time (s)."""
+    """A timer on the event loop. A gap is its delay and the CPU time of the thread since the last beat, in seconds."""
 
     loop: asyncio.AbstractEventLoop
     gaps: list[tuple[float, float]] = field(default_factory=list)
@@ -133,7 +133,7 @@ class Heartbeat:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Beat meanwhile."""
+        """Run the timer during the block."""
         self.gaps = []
         self._at, self._cpu = time.perf_counter(), time.thread_time()
         self._handle = self.loop.call_later(BEAT_S, self._beat)
@@ -150,65 +150,65 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Of one request: its status and seconds, the longest gap and the most that the loop computed in one, in ms."""
+class Measurement:
+    """A request's status and duration, and its longest gap and the most CPU time of the loop in a gap."""
 
     status: int
-    took_s: float
+    duration_s: float
     gap_ms: float
     cpu_ms: float
 
 
-async def _ask(beat: Heartbeat, port: int, work: Work, word: str) -> Found:
+async def _measure_request(heartbeat: Heartbeat, port: int, work: Work, word: str) -> Measurement:
     path, body = work(word)
     content = json.dumps(body).encode()
-    asker = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _ASKER, str(port), path, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _CLIENT, str(port), path, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-    assert asker.stdin is not None
-    assert asker.stdout is not None
-    asker.stdin.write(content)
-    asker.stdin.write_eof()
-    await asker.stdout.readline()  # it has all; what this script did on the loop for it is not the server's
-    with beat():
-        asker.send_signal(signal.SIGUSR1)
-        status, took = (await asker.stdout.readline()).split()
-    await asker.wait()
-    gap, cpu = (1e3 * max(column) for column in zip(*beat.gaps, strict=True))
-    return Found(int(status), float(took), gap, cpu)
+    assert client.stdin is not None
+    assert client.stdout is not None
+    client.stdin.write(content)
+    client.stdin.write_eof()
+    await client.stdout.readline()  # the client has the body, so this script does no more work on the loop
+    with heartbeat():
+        client.send_signal(signal.SIGUSR1)
+        status, duration_s = (await client.stdout.readline()).split()
+    await client.wait()
+    gap, cpu = (1e3 * max(column) for column in zip(*heartbeat.gaps, strict=True))
+    return Measurement(int(status), float(duration_s), gap, cpu)
 
 
-async def measure(model: Path, rounds: int, works: Mapping[str, Work]) -> dict[str, list[Found]]:
-    """Each kind of work in turn, `rounds` times; one more before them warms up."""
-    words = ["-m", str(model), "-np", str(N_STREAMS + 1), "-c", str((N_STREAMS + 1) * 1024), "-t", "1", "--port", "0"]
-    words += ["--state", "memory"]
-    found: dict[str, list[Found]] = {name: [] for name in works}
-    async with serving(words) as port:
+async def measure(model: Path, rounds: int, works: Mapping[str, Work]) -> dict[str, list[Measurement]]:
+    """Measure each kind of work in turn, `rounds` times after a warm-up."""
+    flags = ["-m", str(model), "-np", str(N_STREAMS + 1), "-c", str((N_STREAMS + 1) * 1024), "-t", "1", "--port", "0"]
+    flags += ["--state", "memory"]
+    results: dict[str, list[Measurement]] = {name: [] for name in works}
+    async with serving(flags) as port:
         streams = await asyncio.create_subprocess_exec(sys.executable, "-c", _STREAMS, str(port), str(N_STREAMS))
-        beat = Heartbeat(asyncio.get_running_loop())
+        heartbeat = Heartbeat(asyncio.get_running_loop())
         try:
             for number in range(rounds + 1):
                 for kind, (name, work) in enumerate(works.items()):
-                    one = await _ask(beat, port, work, f"w{number}k{kind}x")
+                    measurement = await _measure_request(heartbeat, port, work, f"w{number}k{kind}x")
                     if number:
-                        found[name].append(one)
+                        results[name].append(measurement)
         finally:
             streams.kill()
             await streams.wait()
-    return found
+    return results
 
 
-def table(found: Mapping[str, list[Found]]) -> str:
+def table(results: Mapping[str, list[Measurement]]) -> str:
     lines = [
         "| request | status | ms | longest gap, ms: median | worst | of the loop's own, ms: median | worst |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
-    for name, ones in found.items():
+    for name, ones in results.items():
         statuses = ", ".join(sorted({str(one.status) for one in ones}))
         gaps, cpus = [one.gap_ms for one in ones], [one.cpu_ms for one in ones]
-        took = 1e3 * median(one.took_s for one in ones)
+        duration_ms = 1e3 * median(one.duration_s for one in ones)
         lines.append(
-            f"| {name} | {statuses} | {took:.0f} | {median(gaps):.1f} | {max(gaps):.1f} "
+            f"| {name} | {statuses} | {duration_ms:.0f} | {median(gaps):.1f} | {max(gaps):.1f} "
             f"| {median(cpus):.1f} | {max(cpus):.1f} |"
         )
     return "\n".join(lines)
@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measure requests whose name contains this")
     arguments = parser.parse_args()
     works = {name: work for name, work in WORK.items() if arguments.only in name}
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as uvicorn chooses it
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in uvicorn
         print(table(runner.run(measure(arguments.model, arguments.rounds, works))))
 
 

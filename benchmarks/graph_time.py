@@ -1,11 +1,11 @@
-"""Time graph computations inside Llamapool and llama-server, and what lies between them, for one decoding sequence.
+"""Time graph computations inside Llamapool and llama-server, and the gaps between them, for one decoding sequence.
 
 ``python -m benchmarks.graph_time --model GGUF [--turns 12]`` compiles a library that both servers preload. It wraps
-`ggml_backend_sched_graph_compute_async`, which computes a whole decode on a CPU, and records when each call begins and
-ends. The servers run at the same time and answer in turn, without speculation. Linux with gcc only.
+`ggml_backend_sched_graph_compute_async`, which computes a whole decode on a CPU, and records the start and end of each
+call. The servers run at the same time and reply alternately, without speculation. Linux with gcc only.
 
-It shows whether a difference in tokens per second is the library's computation or the server around it. Run it with a
-negative nice value (`nice -n -5`, as root), otherwise Llamapool may use fewer threads beside other processes.
+It shows whether the library or the server causes a difference in tokens per second. Run it with a negative nice value
+(`nice -n -5`, as root); otherwise Llamapool may use fewer threads while other processes run.
 """
 
 import argparse
@@ -79,30 +79,30 @@ def figures(times: bytes) -> Mapping[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time of graph computations in both servers.")
-    parser.add_argument("--model", type=Path, required=True, help="a GGUF")
+    parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     peer = build()
-    flags = ("-t", str(chosen.threads), "-np", "8", "-c", "16384")
+    flags = ("-t", str(options.threads), "-np", "8", "-c", "16384")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         library = compile_library(Path(folder))
-        own = {name: {"LD_PRELOAD": str(library), "GRAPH_TIMES": f"{folder}/{name}"} for name in ("ours", "peer")}
-        servers = {"ours": llamapool(chosen.model, *flags, "--spec-type", "none", environment=own["ours"])}
-        stack.callback(servers["ours"].stop)
-        servers["peer"] = llama_server(peer, chosen.model, *flags, environment=own["peer"])
+        own = {name: {"LD_PRELOAD": str(library), "GRAPH_TIMES": f"{folder}/{name}"} for name in ("llamapool", "peer")}
+        servers = {"llamapool": llamapool(options.model, *flags, "--spec-type", "none", environment=own["llamapool"])}
+        stack.callback(servers["llamapool"].stop)
+        servers["peer"] = llama_server(peer, options.model, *flags, environment=own["peer"])
         stack.callback(servers["peer"].stop)
-        found: dict[str, list[Mapping[str, float]]] = {name: [] for name in servers}
+        results: dict[str, list[Mapping[str, float]]] = {name: [] for name in servers}
         for server in servers.values():
             server.wait_until_ready()
-        for turn in range(-1, chosen.turns):  # the first is not counted
+        for turn in range(-1, options.turns):  # the first turn is a warm-up
             for name in servers if turn % 2 else reversed(servers):
                 stream(servers[name])
                 if turn >= 0:
-                    found[name].append(figures(Path(folder, name).read_bytes()))
+                    results[name].append(figures(Path(folder, name).read_bytes()))
     print("| | Llamapool | llama-server |\n|---|--:|--:|")
-    for figure in found["ours"][0]:
-        cells = [f"{statistics.median(each[figure] for each in found[name]):.2f}" for name in found]
+    for figure in results["llamapool"][0]:
+        cells = [f"{statistics.median(each[figure] for each in results[name]):.2f}" for name in results]
         print(f"| {figure} | {' | '.join(cells)} |")
 
 

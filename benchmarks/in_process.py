@@ -1,4 +1,4 @@
-"""The server on this process' own event loop, for what can only be measured from inside."""
+"""Run the server on the event loop of this process, for measurements inside it."""
 
 import asyncio
 import socket
@@ -23,9 +23,9 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(words: Sequence[str]) -> AsyncIterator[int]:
-    """The port of a server with these flags, once its models are loaded."""
-    settings = load_settings(list(words), {})
+async def serving(flags: Sequence[str]) -> AsyncIterator[int]:
+    """Run a server with `flags` during the block. Yields its port once its models are loaded."""
+    settings = load_settings(list(flags), {})
     app = create_app(settings)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = _Server(uvicorn.Config(app, lifespan="on", log_config=None, access_log=False))

@@ -1,7 +1,7 @@
-"""Make a model as slow as a larger one without changing what it says: ``python -m benchmarks.inflate_gguf IN OUT``.
+"""Make a model as slow as a larger one without changing its output: ``python -m benchmarks.inflate_gguf IN OUT``.
 
-Its feed-forward layers get more neurons whose weights are zero: they are read and multiplied like any others and add
-nothing. So a trained model that fits into a repository can stand for one of a size that guessing is made for.
+Its feed-forward layers get more neurons with zero weights, which are read and multiplied but add nothing. A small
+trained model then represents one of a size for which speculative decoding pays.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import numpy as np
 from tests.support.ggufs.writing import finish
 
 _WIDENED = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
-_OURS = ("GGUF.", "general.architecture")  # keys that the writer writes itself
+_WRITER_KEYS = ("GGUF.", "general.architecture")  # keys that the writer writes itself
 
 
 def inflate(source: Path, target: Path, n_ff: int) -> None:
@@ -23,7 +23,7 @@ def inflate(source: Path, target: Path, n_ff: int) -> None:
     writer = gguf.GGUFWriter(target, architecture)
     width = f"{architecture}.feed_forward_length"
     for field in reader.fields.values():
-        if field.name.startswith(_OURS):
+        if field.name.startswith(_WRITER_KEYS):
             continue
         kind = field.types[0]
         element = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
@@ -44,9 +44,9 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--n-ff", type=int, default=16384, help="neurons of each feed-forward layer")
-    chosen = parser.parse_args()
-    inflate(chosen.source, chosen.target, chosen.n_ff)
-    print(f"{chosen.target}: {chosen.target.stat().st_size / 1e6:.0f} MB")
+    options = parser.parse_args()
+    inflate(options.source, options.target, options.n_ff)
+    print(f"{options.target}: {options.target.stat().st_size / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""Write a GGUF with random weights, large enough that a server's speed on it says something.
+"""Write a GGUF file with random weights, large enough for meaningful speed measurements.
 
 ``python -m benchmarks.make_gguf bench-135m.gguf [--size 135m|135m-150k|360m|500m|8b] [--seed 1]``
 
-The network has the shape of a well-known small model (llama architecture, grouped-query attention, SwiGLU),
-its matrices are Q8_0, and its vocabulary is a byte-level BPE of realistic size made from syllables, so that
-tokenizing, sampling and detokenizing cost what they cost in earnest. The text it writes means nothing.
+The network has the dimensions of a well-known small model (llama architecture, grouped-query attention, SwiGLU). Its
+matrices are Q8_0. Its vocabulary is a byte-level BPE of realistic size made from syllables, so that tokenizing,
+sampling and detokenizing have realistic costs. Its output is meaningless.
 
-Weights are scaled so that activations keep a size of about one through all layers. The output rows of control
-tokens and of unprintable bytes are zero: greedy decoding never ends by itself, and each token prints at least
-one whole character.
+Weights are scaled so that activations stay near one in all layers. The output rows of control tokens and unprintable
+bytes are zero: greedy decoding never ends by itself, and each token prints at least one whole character.
 """
 
 import argparse
@@ -36,8 +35,8 @@ SPACE = "\u0120"  # how byte-level BPE spells a space
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of a network; ``n_head`` times `HEAD_DIM` is ``n_embd``."""
+class Dimensions:
+    """Dimensions of a network; ``n_head`` times `HEAD_DIM` is ``n_embd``."""
 
     n_layer: int
     n_embd: int
@@ -48,17 +47,17 @@ class Shape:
 
 
 SHAPES = {
-    "135m": Shape(n_layer=33, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=32768),  # SmolLM2-135M's, deeper
-    "135m-150k": Shape(n_layer=30, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=151936),  # 194 M in all
-    "360m": Shape(n_layer=32, n_embd=960, n_head=15, n_head_kv=5, n_ff=2560, n_vocab=49152),  # as SmolLM2-360M
-    "8b": Shape(n_layer=32, n_embd=4096, n_head=64, n_head_kv=16, n_ff=14336, n_vocab=128256),  # for GPUs
-    "500m": Shape(n_layer=24, n_embd=896, n_head=14, n_head_kv=2, n_ff=4864, n_vocab=151936),  # as Qwen2.5-0.5B
+    "135m": Dimensions(n_layer=33, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=32768),  # SmolLM2-135M, deeper
+    "135m-150k": Dimensions(n_layer=30, n_embd=576, n_head=9, n_head_kv=3, n_ff=1536, n_vocab=151936),  # 194 M
+    "360m": Dimensions(n_layer=32, n_embd=960, n_head=15, n_head_kv=5, n_ff=2560, n_vocab=49152),  # as SmolLM2-360M
+    "8b": Dimensions(n_layer=32, n_embd=4096, n_head=64, n_head_kv=16, n_ff=14336, n_vocab=128256),  # for GPUs
+    "500m": Dimensions(n_layer=24, n_embd=896, n_head=14, n_head_kv=2, n_ff=4864, n_vocab=151936),  # as Qwen2.5-0.5B
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens in the byte-level alphabet, and the merges that build every one of them."""
+    """Tokens in the byte-level alphabet, and the merges that build them."""
 
     tokens: list[str]
     merges: list[str]
@@ -66,7 +65,7 @@ class Vocabulary:
 
 
 def make_vocabulary(size: int) -> Vocabulary:
-    """Bytes, syllables, words of two and three syllables, then control tokens."""
+    """Return bytes, syllables, words of two and three syllables, and control tokens, in this order."""
     n_merged = size - 256 - len(CONTROL_TOKENS)
     pairs = _merges()
     merged = [next(pairs) for _ in range(n_merged)]
@@ -77,9 +76,9 @@ def make_vocabulary(size: int) -> Vocabulary:
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Pairs in order of rank: syllables, words of two, the same with a space before, then those of three.
+    """Yield pairs by rank: syllables, words of two, both with a leading space, words of three.
 
-    Every token can be reached: a space joins a word only after its syllables have joined each other.
+    Every token is reachable, since a space is merged with a word only after its syllables are.
     """
     yield from ((syllable[0], syllable[1]) for syllable in SYLLABLES)
     yield from product(SYLLABLES, SYLLABLES)
@@ -88,7 +87,7 @@ def _merges() -> Iterator[tuple[str, str]]:
     yield from ((SPACE + word, syllable) for word, syllable in product(words[len(SYLLABLES) :], SYLLABLES))
 
 
-def write_gguf(path: Path, shape: Shape, seed: int = 1) -> int:
+def write_gguf(path: Path, shape: Dimensions, seed: int = 1) -> int:
     """Write the model and return its number of parameters."""
     vocabulary = make_vocabulary(shape.n_vocab)
     writer = gguf.GGUFWriter(path, "llama")
@@ -98,7 +97,7 @@ def write_gguf(path: Path, shape: Shape, seed: int = 1) -> int:
     return n_params
 
 
-def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, vocabulary: Vocabulary) -> None:
+def _write_metadata(writer: gguf.GGUFWriter, shape: Dimensions, vocabulary: Vocabulary) -> None:
     writer.add_name("random weights")
     writer.add_context_length(32768)
     writer.add_block_count(shape.n_layer)
@@ -126,7 +125,9 @@ def _write_metadata(writer: gguf.GGUFWriter, shape: Shape, vocabulary: Vocabular
     writer.add_chat_template(CHATML)
 
 
-def _add_tensors(writer: gguf.GGUFWriter, shape: Shape, vocabulary: Vocabulary, random: np.random.Generator) -> int:
+def _add_tensors(
+    writer: gguf.GGUFWriter, shape: Dimensions, vocabulary: Vocabulary, random: np.random.Generator
+) -> int:
     n_params = 0
 
     def add(name: str, values: NDArray[np.float32], quantized: bool = True) -> None:
@@ -141,7 +142,7 @@ def _add_tensors(writer: gguf.GGUFWriter, shape: Shape, vocabulary: Vocabulary, 
     def matrix(n_out: int, n_in: int) -> NDArray[np.float32]:
         return random.standard_normal((n_out, n_in), dtype=np.float32) / np.float32(np.sqrt(n_in))
 
-    # Embeddings are small beside what layers add: the next token depends on the whole context.
+    # Embeddings are small compared with what layers add, so the next token depends on the whole context.
     embeddings = matrix(shape.n_vocab, shape.n_embd)
     embeddings[vocabulary.silent] = 0
     add("token_embd", embeddings)  # tied: also the output matrix

@@ -1,6 +1,6 @@
-"""Images: how long a client waits for the first token behind one, and what streams notice of it.
+"""Images: the time to first token after an image, and the gaps that it causes in other streams.
 
-The projector has random weights, as large as those of small models: 196 tokens of an image, eight layers.
+The projector has random weights and the size of those of small models: 196 tokens per image, eight layers.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tests.support.ggufs.projector import TinyProjector, projector_file
 
 SIDE = 224
 N_TOKENS = 196
-"""Of an image."""
+"""Tokens of an image."""
 SCREEN, N_SCREENS = (1920, 1080), 4
 N_CLIENTS = 8
 N_STREAMS = 3
@@ -28,7 +28,7 @@ WORDS = ("red", "green", "small", "large", "round", "left", "above", "behind", "
 
 
 def projector_for(folder: Path, n_embd: int) -> Path:
-    """A projector's file for a model with embeddings of `n_embd` numbers, written the first time."""
+    """Return a projector file for a model with `n_embd` dimensions. Writes it if it does not exist."""
     folder.mkdir(exist_ok=True)
     return projector_file(
         folder, TinyProjector("mlp", n_embd_text=n_embd, n_embd=512, n_layer=8, image_size=SIDE, patch_size=16)
@@ -36,7 +36,7 @@ def projector_for(folder: Path, n_embd: int) -> Path:
 
 
 def image(number: int, width: int = SIDE, height: int = SIDE, grain: int = 1) -> str:
-    """An image that no other number has, as the address of its data; squares of `grain` pixels have one colour."""
+    """Return a unique image for `number` as a data URL. Squares of `grain` pixels have one color."""
     squares = np.random.default_rng(number).integers(0, 255, (height // grain, width // grain, 3), dtype=np.uint8)
     rows = b"".join(b"\0" + row.tobytes() for row in squares.repeat(grain, 0).repeat(grain, 1))
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -55,18 +55,18 @@ async def _media(session: ModelClient, setting: Setting) -> Figures:
     first = setting.seed * 1_000
     await session.stream(_body(session, image(first), "warm up"))
     new: list[ClientRecord] = []
-    known: list[ClientRecord] = []
+    cached: list[ClientRecord] = []
     second: list[ClientRecord] = []
-    together: list[float] = []
+    slowest_s: list[float] = []
     for number in range(first + 1, first + 1 + ROUNDS):
-        seen = image(number)
-        new.append(await session.stream(_body(session, seen, "what is it?", id_slot=0)))
-        known.append(await session.stream(_body(session, seen, "and what else?", id_slot=1)))
-        second.append(await session.stream(_body(session, seen, "what is it?", new[-1].text, "why?", id_slot=0)))
+        url = image(number)
+        new.append(await session.stream(_body(session, url, "what is it?", id_slot=0)))
+        cached.append(await session.stream(_body(session, url, "and what else?", id_slot=1)))
+        second.append(await session.stream(_body(session, url, "what is it?", new[-1].text, "why?", id_slot=0)))
         shared = image(number + ROUNDS)
         bodies = [_body(session, shared, f"what is {WORDS[i]}?") for i in range(N_CLIENTS)]
         records = await session.streams(bodies)
-        together.append(max(map(first_s, records)))
+        slowest_s.append(max(map(first_s, records)))
     large = [image(first + 900 + i, *SCREEN, 8) for i in range(N_SCREENS)]
     answer = (await session.stream(_body(session, large, "what are they?", id_slot=2))).text
     later = [
@@ -74,28 +74,30 @@ async def _media(session: ModelClient, setting: Setting) -> Figures:
     ]
     return {
         "TTFT of a new image ms": 1e3 * min(map(first_s, new)),
-        "TTFT of one cached in another slot ms": 1e3 * min(map(first_s, known)),
+        "TTFT of one cached in another slot ms": 1e3 * min(map(first_s, cached)),
         "TTFT of a second turn ms": 1e3 * min(map(first_s, second)),
         "TTFT of a second turn after 4 screens ms": 1e3 * min(map(first_s, later)),
-        "TTFT max of 8 with one image ms": 1e3 * min(together),
+        "TTFT max of 8 with one image ms": 1e3 * min(slowest_s),
         **await _gaps(session, setting, first + 500),
     }
 
 
 async def _gaps(session: ModelClient, setting: Setting, number: int) -> Figures:
-    """The longest gap of streams while an image is read, and while a text of as many tokens is that is as new: by
-    turns, behind one of each, since a server may still be learning how much its steps can hold."""
+    """Measure the longest gap of streams during the prefill of a new image, and of a new text of as many tokens.
+
+    They alternate after one of each as a warm-up, since a server may adapt the size of its steps.
+    """
     words = setting.words("media")
     texts: list[float] = []
     images: list[float] = []
     for i in range(1 + ROUNDS):
         texts.append(await _gap(session, _body(session, "", words.text(N_TOKENS / TOKENS_PER_WORD))))
         images.append(await _gap(session, _body(session, image(number + i), "what?")))
-    text, seen = min(texts[1:]), min(images[1:])
+    text_s, image_s = min(texts[1:]), min(images[1:])
     return {
-        "longest gap with a new text ms": 1e3 * text,
-        "longest gap with a new image ms": 1e3 * seen,
-        "gap with an image to gap with a text": seen / text,
+        "longest gap with a new text ms": 1e3 * text_s,
+        "longest gap with a new image ms": 1e3 * image_s,
+        "gap with an image to gap with a text": image_s / text_s,
     }
 
 
@@ -104,31 +106,31 @@ async def _gap(session: ModelClient, body: Fields) -> float:
     try:
         for stream in running:
             await stream.running.wait()
-        newcomer = await session.stream(body)
+        record = await session.stream(body)
     finally:
         for stream in running:
             stream.close()
-    seen = [await stream.finished() for stream in running]
-    return longest_gap_s(seen, newcomer.sent, newcomer.sent + first_s(newcomer))
+    finished = [await stream.finished() for stream in running]
+    return longest_gap_s(finished, record.sent, record.sent + first_s(record))
 
 
 def _body(
     session: ModelClient,
-    seen: str | Sequence[str],
+    urls: str | Sequence[str],
     question: str,
     answer: str = "",
-    more: str = "",
+    second_question: str = "",
     *,
     n_predict: int = 8,
     **fields: object,
 ) -> Fields:
-    """A chat that begins with an image, or with several, where there are some."""
+    """Return a chat body that starts with the images at `urls`: none, one or several."""
     content: str | Sequence[dict[str, object]] = question
-    if seen:
-        urls = [seen] if isinstance(seen, str) else seen
-        images: list[dict[str, object]] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    if urls:
+        several = [urls] if isinstance(urls, str) else urls
+        images: list[dict[str, object]] = [{"type": "image_url", "image_url": {"url": url}} for url in several]
         content = [*images, {"type": "text", "text": question}]
     messages: list[dict[str, object]] = [{"role": "user", "content": content}]
-    if more:
-        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": more}]
+    if second_question:
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": second_question}]
     return {**session.body([""], n_predict), "messages": messages} | fields

@@ -1,7 +1,7 @@
-"""A server that computes nothing: it shows what the client of the benchmarks costs by itself.
+"""A server that computes nothing, to measure the limit of the benchmark's client.
 
-``python -m benchmarks.null_server PORT`` answers ``/health``, and completions of ``max_tokens`` ready tokens: streamed,
-one HTTP chunk for each token; otherwise in one object.
+``python -m benchmarks.null_server PORT`` serves ``/health`` and completions of ``max_tokens`` constant tokens. Streams
+have one HTTP chunk per token; other replies are one JSON object.
 """
 
 import asyncio
@@ -47,20 +47,20 @@ async def _reply(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
     n_tokens = int(body.get("max_tokens", 0))
     chat = "messages" in body
     if not body.get("stream"):
-        said = {"message": {"content": _TEXT * n_tokens}} if chat else {"text": _TEXT * n_tokens}
-        whole = json.dumps({"status": "ok", "choices": [said], "usage": _usage(n_tokens)}).encode()
+        choice = {"message": {"content": _TEXT * n_tokens}} if chat else {"text": _TEXT * n_tokens}
+        whole = json.dumps({"status": "ok", "choices": [choice], "usage": _usage(n_tokens)}).encode()
         writer.write(_JSON % len(whole) + whole)
         return
     writer.write(_EVENTS)
     event = _event({"choices": [{"index": 0, **({"delta": {"content": _TEXT}} if chat else {"text": _TEXT})}]})
     for _ in range(n_tokens):
         writer.write(event)
-        await asyncio.sleep(0)  # the other streams' turn
+        await asyncio.sleep(0)  # lets other streams run
     writer.write(_event({"choices": [], "usage": _usage(n_tokens)}) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
 
 async def serve(port: int) -> None:
-    """Answer on 127.0.0.1 until SIGTERM."""
+    """Serve on 127.0.0.1 until SIGTERM."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     server = await asyncio.start_server(_answer, "127.0.0.1", port)

@@ -1,7 +1,6 @@
-"""Draw ``benchmarks/plots/*.png`` from the raw JSON in ``benchmarks/results``: `benchmarks.report` calls it.
+"""Draw ``benchmarks/plots/*.png`` from the raw JSON in ``benchmarks/results``. `benchmarks.report` calls it.
 
-Each file names the SHA-256 of the JSON that it was drawn from , which a test compares. Needs matplotlib:
-``pip install llamapool[bench]``.
+Each file contains the SHA-256 of its JSON, which a test compares. Needs matplotlib: ``pip install llamapool[bench]``.
 """
 
 import statistics
@@ -26,14 +25,14 @@ COLOURS = {"llamapool": "#2a6f97", "llamapool-plain": "#8ecae6", "peer": "#c9ada
 
 
 def goals(values: Values) -> None:
-    """Draw how near each ratio is to its goal; above 1 it is met, for "at most" goals as for "at least" ones."""
+    """Draw each ratio relative to its goal. Goals are met above 1, "at most" goals as well as "at least" ones."""
     rows = []
     for goal in GOALS:
-        ours = values.get(("llamapool", goal.scenario, goal.figure), [])
-        reached = goal.reached(ours, values.get(("peer", goal.scenario, goal.figure), []))
+        llamapool, peer = (values.get((arm, goal.scenario, goal.figure), []) for arm in ("llamapool", "peer"))
+        reached = goal.reached(llamapool, peer)
         if goal.kind == "ratio" and reached:
             margins = [r / goal.limit if goal.at_least else goal.limit / r for r in reached]
-            rows.append((f"{goal.scenario}: {goal.figure}\n{goal.wanted()}", margins))
+            rows.append((f"{goal.scenario}: {goal.figure}\n{goal.description()}", margins))
     figure, axes = plt.subplots(figsize=(8, 0.55 * len(rows) + 1.2))
     middles = [statistics.median(margins) for _, margins in rows]
     spread = [[m - min(margins) for m, (_, margins) in zip(middles, rows, strict=True)]]
@@ -51,17 +50,17 @@ def goals(values: Values) -> None:
     _save(figure, "goals")
 
 
-def bars(values: Values, name: str, title: str, unit: str, wanted: Sequence[tuple[str, str, str]]) -> None:
-    """Draw the arms that have these figures side by side; `wanted` are (scenario, figure, label)."""
-    arms = [arm for arm in COLOURS if any((arm, s, f) in values for s, f, _ in wanted)]
+def bars(values: Values, name: str, title: str, unit: str, groups: Sequence[tuple[str, str, str]]) -> None:
+    """Draw the arms with these figures next to each other. `groups` are (scenario, figure, label)."""
+    arms = [arm for arm in COLOURS if any((arm, s, f) in values for s, f, _ in groups)]
     figure, axes = plt.subplots(figsize=(10, 3.8))
     scale = 1e-3 if unit == "s" else 1.0  # waiting times are measured in milliseconds
     width = 0.8 / len(arms)
     for i, arm in enumerate(arms):
-        series = [[scale * value for value in values.get((arm, s, f), [])] for s, f, _ in wanted]
+        series = [[scale * value for value in values.get((arm, s, f), [])] for s, f, _ in groups]
         _bars_of(axes, arm, series, i * width, width)
-    places = [at + width * (len(arms) - 1) / 2 for at in range(len(wanted))]
-    axes.set_xticks(places, [label for _, _, label in wanted], fontsize=8)
+    places = [at + width * (len(arms) - 1) / 2 for at in range(len(groups))]
+    axes.set_xticks(places, [label for _, _, label in groups], fontsize=8)
     axes.set_ylabel(unit)
     axes.set_title(title, fontsize=10)
     axes.legend(fontsize=8)
@@ -69,11 +68,11 @@ def bars(values: Values, name: str, title: str, unit: str, wanted: Sequence[tupl
 
 
 def _bars_of(axes: Axes, arm: str, series: Sequence[Sequence[float]], offset: float, width: float) -> None:
-    there = [(at, values) for at, values in enumerate(series) if values]
-    middles = [statistics.median(values) for _, values in there]
-    low = [m - min(values) for m, (_, values) in zip(middles, there, strict=True)]
-    high = [max(values) - m for m, (_, values) in zip(middles, there, strict=True)]
-    places = [at + offset for at, _ in there]
+    measured = [(at, values) for at, values in enumerate(series) if values]
+    middles = [statistics.median(values) for _, values in measured]
+    low = [m - min(values) for m, (_, values) in zip(middles, measured, strict=True)]
+    high = [max(values) - m for m, (_, values) in zip(middles, measured, strict=True)]
+    places = [at + offset for at, _ in measured]
     label, colour = ARMS[arm].title, COLOURS[arm]
     drawn = axes.bar(places, middles, width, yerr=[low, high], label=label, color=colour, capsize=2)
     axes.bar_label(drawn, fmt="%.3g", fontsize=6, padding=2)
@@ -87,7 +86,7 @@ def _save(figure: Any, name: str, file: Path = COMPARE) -> None:
 
 
 def draw(results: dict[str, Any]) -> None:
-    """Draw every plot of a run of `compare`, the trained model first."""
+    """Draw the plots of a run of `compare`, first those of the trained model."""
     values = collect(results["runs"])
     goals(values)
     rates = [
@@ -142,7 +141,7 @@ def draw_endurance(result: dict[str, Any], name: str, file: Path) -> None:
 
 
 def draw_all() -> None:
-    """Draw the plots of every JSON that is there."""
+    """Draw the plots of each JSON that exists."""
     if compared := load(COMPARE):
         draw(compared)
     for file in (OVERLOAD, SOAK):

@@ -1,11 +1,11 @@
-"""Write every measured figure of the documentation from the raw JSON in ``benchmarks/results``.
+"""Write the measured figures of the documentation from the raw JSON in ``benchmarks/results``.
 
 ``python -m benchmarks.report`` replaces the text between the markers ``<!-- measured: NAME -->`` and ``<!-- end -->``
-in the pages of `PAGES`, and draws the plots again. A test compares the pages with the JSON (`stale`). Where nothing was
-measured, a page says so.
+in the pages of `PAGES`, and draws the plots again. A test compares the pages with the JSON. If a measurement is
+missing, the page says "Not measured yet".
 
-``python -m benchmarks.report FILE`` prints the tables of any JSON of `compare`, with ``--before EARLIER`` beside what
-was reached there.
+``python -m benchmarks.report FILE`` prints the tables of any JSON of `compare`, with ``--before EARLIER`` next to those
+of an earlier one.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from benchmarks.results import (
     spread,
 )
 
-_OURS, _PEER = SERVERS
+_LLAMAPOOL, _PEER = SERVERS
 HIGHER_IS_BETTER = frozenset({"tok/s", "prompt tok/s", "requests/s", "texts/s"})
 HEADLINE: tuple[tuple[str, str, str], ...] = (
     ("real-one", "tok/s", "one stream"),
@@ -55,19 +55,19 @@ HEADLINE: tuple[tuple[str, str, str], ...] = (
     ("media", "TTFT of a new image ms", "first token after a new image"),
     ("media", "TTFT of one cached in another slot ms", "first token after an image that is cached in another slot"),
 )
-"""Scenario, figure and words of the rows in docs/comparison.md; the trained model's come first."""
+"""Scenario, figure and label of the rows in docs/comparison.md, first those of the trained model."""
 README_SCENARIOS = frozenset(
     ("real-one", "real-slots", "real-constrained", "real-edit", "real-other", "rate", "prefix", "long")
 )
-"""Those of them in README.md."""
+"""The scenarios of `HEADLINE` in README.md."""
 _MODELS = {"trained": "SmolLM2-135M", "random": "random weights", "large": "random weights"}
 _MARKED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables(results: dict[str, Any], before: dict[str, Any] | None = None) -> str:
-    """Return all figures of one JSON as Markdown. `before`: an earlier one, whose goals are shown beside these.
+    """Return all figures of one JSON as Markdown, with the goals reached by an earlier one, `before`.
 
-    Raises `MissingRowError` where the run is complete and lacks a row of a scenario that it names.
+    Raises `MissingRowError` if the run is complete but lacks a row of one of its scenarios.
     """
     environment, options = results["environment"], results["options"]
     values = collect(results["runs"])
@@ -91,9 +91,9 @@ def tables(results: dict[str, Any], before: dict[str, Any] | None = None) -> str
 
 
 def rows(scenarios: Sequence[str], arms: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield every row that a run of `scenarios` on `arms` must have."""
+    """Yield the rows that a run of `scenarios` with `arms` must have."""
     for goal in GOALS:
-        for arm in (_OURS,) if goal.kind == "value" else SERVERS:
+        for arm in (_LLAMAPOOL,) if goal.kind == "value" else SERVERS:
             if goal.scenario in scenarios and arm in arms:
                 yield arm, goal.scenario, goal.figure
     for unit in UNITS:
@@ -108,8 +108,8 @@ def _main_figure(scenario: str) -> str:
 
 
 def _models(environment: dict[str, Any]) -> str:
-    words = {"trained": "trained", "random": "random weights", "large": "random weights, large vocabulary"}
-    return "; ".join(f"{words[kind]}: {name}" for kind, name in environment["models"].items())
+    labels = {"trained": "trained", "random": "random weights", "large": "random weights, large vocabulary"}
+    return "; ".join(f"{labels[kind]}: {name}" for kind, name in environment["models"].items())
 
 
 def _noise(runs: Sequence[dict[str, Any]]) -> str:
@@ -129,11 +129,11 @@ def _goal_table(scenarios: Sequence[str], values: Values, before: dict[str, Any]
 
 
 def _goal_row(goal: Goal, values: Values, earlier: Values | None) -> str:
-    ours, theirs = (values.get((arm, goal.scenario, goal.figure), []) for arm in SERVERS)
-    reached = goal.reached(ours, theirs)
-    judged = goal.verdict(reached) if reached else "not measured"
-    cells = [TITLES[goal.scenario], goal.figure, goal.wanted(), spread(ours), spread(theirs)]
-    cells += [_reached(goal, reached), f"**{judged}**" if judged == "not met" else judged]
+    llamapool, peer = (values.get((arm, goal.scenario, goal.figure), []) for arm in SERVERS)
+    reached = goal.reached(llamapool, peer)
+    verdict = goal.verdict(reached) if reached else "not measured"
+    cells = [TITLES[goal.scenario], goal.figure, goal.description(), spread(llamapool), spread(peer)]
+    cells += [_reached(goal, reached), f"**{verdict}**" if verdict == "not met" else verdict]
     if earlier is not None:
         both = [earlier.get((arm, goal.scenario, goal.figure), []) for arm in SERVERS]
         cells.append(_reached(goal, goal.reached(*both)))
@@ -145,7 +145,7 @@ def _reached(goal: Goal, reached: Sequence[float]) -> str:
 
 
 def _arms_table(values: Values) -> list[str]:
-    """Return what speculation gives each server, and what the client reaches with a server that computes nothing."""
+    """Return the table of each server with and without speculation, and of the null server."""
     names = [
         name for name in NAMES if any((arm, name, _main_figure(name)) in values for arm in ARMS if arm not in SERVERS)
     ]
@@ -167,10 +167,10 @@ def _figure_table(values: Values) -> list[str]:
     for name in NAMES:
         figures = dict.fromkeys(figure for arm, scenario, figure in values if scenario == name and arm in SERVERS)
         for i, figure in enumerate(figures):
-            ours, theirs = (values.get((arm, name, figure), []) for arm in SERVERS)
-            found = [a / b for a, b in zip(ours, theirs, strict=False) if b]
+            llamapool, peer = (values.get((arm, name, figure), []) for arm in SERVERS)
+            ratio = [a / b for a, b in zip(llamapool, peer, strict=False) if b]
             title = TITLES[name] if i == 0 else ""
-            lines.append(f"| {title} | {figure} | {spread(ours)} | {spread(theirs)} | {spread(found, 2)} |")
+            lines.append(f"| {title} | {figure} | {spread(llamapool)} | {spread(peer)} | {spread(ratio, 2)} |")
     return lines
 
 
@@ -178,12 +178,12 @@ def _figure_table(values: Values) -> list[str]:
 
 
 def _measured(file: Path, command: str, render: Callable[[dict[str, Any]], str]) -> str:
-    found = load(file)
-    return render(found) if found is not None else f"Not measured yet on this version: run `{command}`."
+    result = load(file)
+    return render(result) if result is not None else f"Not measured yet on this version: run `{command}`."
 
 
 def _page_values(results: dict[str, Any]) -> Values:
-    """Return the values of a run that pages may show. Raises `MissingRowError`."""
+    """Return the values of a run. Raises `MissingRowError` if it lacks a regular row."""
     values = collect(results["runs"])
     require(values, rows(REGULAR, tuple(ARMS)))
     return values
@@ -202,26 +202,26 @@ def _all_figures() -> str:
 def _headline() -> str:
     def render(results: dict[str, Any]) -> str:
         values = _page_values(results)
-        columns = (_OURS, _PEER, *SPECULATION)
+        columns = (_LLAMAPOOL, _PEER, *SPECULATION)
         lines = [
             f"| model | | {' | '.join(ARMS[arm].title for arm in columns)} | ratio |",
             "|---|---|" + "--:|" * (len(columns) + 1),
         ]
-        for scenario, figure, words in HEADLINE:
+        for scenario, figure, label in HEADLINE:
             if scenario not in README_SCENARIOS:
                 continue
             cells = [median(found) if (found := values.get((arm, scenario, figure))) else "" for arm in columns]
             cells += [median(ratios(values, scenario, figure), 2)]
-            lines.append(f"| {_model_of(scenario)} | {words}, {figure.rpartition(' ')[2]} | {' | '.join(cells)} |")
+            lines.append(f"| {_model_of(scenario)} | {label}, {figure.rpartition(' ')[2]} | {' | '.join(cells)} |")
         n_rounds = max(run["round"] for run in results["runs"])
         rounds = f"{n_rounds} round{'s' * (n_rounds != 1)}"
-        by = f"Medians of {rounds} by `make bench` ([raw JSON](benchmarks/results/compare.json))"
-        same = (
+        source = f"Medians of {rounds} by `make bench` ([raw JSON](benchmarks/results/compare.json))"
+        explanation = (
             "*ratio* is Llamapool's figure divided by that of llama-server, which uses the same llama.cpp libraries: "
             "above 1 is better for rates, below 1 for times."
         )
         where = f"Measured on {provenance(results['environment'])}; models: {_models(results['environment'])}."
-        return "\n".join([*lines, "", f"{by}; {same} {where}"])
+        return "\n".join([*lines, "", f"{source}; {explanation} {where}"])
 
     return _measured(COMPARE, "make bench", render)
 
@@ -231,20 +231,20 @@ def _model_of(scenario: str) -> str:
 
 
 def _ahead() -> str:
-    """Return where Llamapool is ahead of llama-server, equal to it, and behind."""
+    """Return the figures in which Llamapool is ahead of llama-server, equal, or slower."""
 
     def render(results: dict[str, Any]) -> str:
         values = _page_values(results)
-        found: dict[str, list[str]] = {"ahead": [], "equal": [], "behind": []}
-        for scenario, figure, words in HEADLINE:
+        found: dict[str, list[str]] = {"ahead": [], "equal": [], "slower": []}
+        for scenario, figure, label in HEADLINE:
             ratio = float(median(ratios(values, scenario, figure), 4))
             gain = ratio if figure in HIGHER_IS_BETTER else 1 / ratio
-            state = "equal" if abs(gain - 1) <= EQUAL else "ahead" if gain > 1 else "behind"
-            found[state].append(f"{words} ({_model_of(scenario)}): {gain:.2f}")
+            state = "equal" if abs(gain - 1) <= EQUAL else "ahead" if gain > 1 else "slower"
+            found[state].append(f"{label} ({_model_of(scenario)}): {gain:.2f}")
         heads = {
             "ahead": "Llamapool is ahead",
             "equal": f"Equal, within {EQUAL:.0%}",
-            "behind": "llama-server is ahead",
+            "slower": "llama-server is ahead",
         }
         lines = [f"- {heads[state]}: {'; '.join(rows) or 'nowhere in this run'}." for state, rows in found.items()]
         return "\n".join(
@@ -304,26 +304,21 @@ PAGES = tuple(
 
 
 def written(page: Path) -> str:
-    """Return the page's text with every block as the JSON says.
+    """Return the page's text with all blocks generated from the JSON.
 
     Raises `MissingRowError`, and `KeyError` for an unknown block.
     """
     return _MARKED.sub(lambda found: f"{found[1]}\n{BLOCKS[found[2]]()}\n\n{found[3]}", page.read_text())
 
 
-def stale() -> list[Path]:
-    """Return the pages that are not as the JSON says."""
-    return [page for page in PAGES if written(page) != page.read_text()]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Figures of the documentation, from the raw JSON.")
-    parser.add_argument("results", type=Path, nargs="?", help="print the tables of this JSON of compare, write nothing")
+    parser.add_argument("results", type=Path, nargs="?", help="only print the tables of this JSON of compare")
     parser.add_argument("--before", type=Path, help="earlier results of compare")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     try:
-        if chosen.results:
-            print(tables(load(chosen.results) or {}, load(chosen.before) if chosen.before else None))
+        if options.results:
+            print(tables(load(options.results) or {}, load(options.before) if options.before else None))
             return
         for page, text in [(page, written(page)) for page in PAGES]:
             page.write_text(text)

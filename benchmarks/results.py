@@ -1,4 +1,4 @@
-"""Read the raw JSON of `compare`: what it measured, row by row. A row that is missing is an error that names it."""
+"""Read the rows of the raw JSON of `compare`. A missing row is an error that names it."""
 
 import hashlib
 import json
@@ -20,29 +20,29 @@ Values = dict[Key, list[float]]
 
 
 class MissingRowError(Exception):
-    """A table needs figures that the JSON does not have."""
+    """A table needs figures that the JSON lacks."""
 
 
 def load(file: Path) -> dict[str, Any] | None:
-    """Return the JSON, None where nothing was measured yet."""
+    """Return the JSON, or None if the file does not exist."""
     return json.loads(file.read_text()) if file.exists() else None
 
 
 def sha256(file: Path) -> str:
-    """Return the checksum by which a plot names the JSON that it was drawn from."""
+    """Return the checksum that a plot of this JSON contains."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def collect(runs: Sequence[dict[str, Any]]) -> Values:
-    """Return the values of each row by rounds, of rounds that both of `SERVERS` have where both were measured."""
+    """Return the values of each row by round. If both of `SERVERS` were measured, only rounds of both count."""
     rounds: dict[str, set[Key]] = {}
     for run in runs:
         rounds.setdefault(run["scenario"], set()).add((run["server"], run["scenario"], str(run["round"])))
     values: Values = {}
     for run in sorted(runs, key=lambda run: run["round"]):
-        seen = rounds[run["scenario"]]
-        paired = {server for server, *_ in seen} >= set(SERVERS)
-        if paired and not all((server, run["scenario"], str(run["round"])) in seen for server in SERVERS):
+        measured = rounds[run["scenario"]]
+        paired = {server for server, *_ in measured} >= set(SERVERS)
+        if paired and not all((server, run["scenario"], str(run["round"])) in measured for server in SERVERS):
             continue
         for figure, value in run["metrics"].items():
             values.setdefault((run["server"], run["scenario"], figure), []).append(value)
@@ -50,7 +50,7 @@ def collect(runs: Sequence[dict[str, Any]]) -> Values:
 
 
 def require(values: Values, keys: Iterable[Key], file: Path = COMPARE) -> None:
-    """Raise `MissingRowError` with every row that `values` lacks."""
+    """Raise `MissingRowError` with the rows that `values` lacks."""
     missing = [
         f"{scenario} / {figure} of {arm}" for arm, scenario, figure in keys if not values.get((arm, scenario, figure))
     ]
@@ -60,24 +60,22 @@ def require(values: Values, keys: Iterable[Key], file: Path = COMPARE) -> None:
 
 def ratios(values: Values, scenario: str, figure: str, arms: tuple[str, str] = SERVERS) -> list[float]:
     """Return the first arm's figure over the second's, round by round."""
-    ours, theirs = (values[arm, scenario, figure] for arm in arms)
-    return [a / b for a, b in zip(ours, theirs, strict=True) if b]
+    first, second = (values[arm, scenario, figure] for arm in arms)
+    return [a / b for a, b in zip(first, second, strict=True) if b]
 
 
 def spread(values: Sequence[float], digits: int | None = None) -> str:
-    """Return the median with the least and the most."""
+    """Return the median with the minimum and the maximum."""
     if not values:
         return ""
-    shown = median(values, digits)
-    return (
-        shown
-        if len(values) == 1
-        else f"{shown} ({_rounded(min(values), values, digits)} to {_rounded(max(values), values, digits)})"
-    )
+    middle = median(values, digits)
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({_rounded(min(values), values, digits)} to {_rounded(max(values), values, digits)})"
 
 
 def median(values: Sequence[float], digits: int | None = None) -> str:
-    """Return the median, rounded as people read it."""
+    """Return the rounded median."""
     return _rounded(statistics.median(values), values, digits)
 
 
@@ -88,7 +86,7 @@ def _rounded(value: float, values: Sequence[float], digits: int | None) -> str:
 
 
 def provenance(environment: dict[str, Any]) -> str:
-    """Return commit, date, CPU and library of a run, for the line under a table."""
+    """Return commit, date, CPU and library of a run, for the line below a table."""
     return (
         f"commit {environment['commit']}, {environment['date']}, {environment['cpu']}, {environment['cores']} cores, "
         f"llama-cpp-python {environment['llama_cpp_python']}"

@@ -1,7 +1,7 @@
-"""What it costs to sample every slot's token of a step, one after the other and on several cores.
+"""Measure sampling of all slots' tokens of a step, sequentially and on several cores.
 
-`python -m benchmarks.sampling`: llama-server's default chain over random logits; no model is needed. Medians; the best
-of several rounds, since a neighbour on the machine only makes them longer.
+`python -m benchmarks.sampling` applies llama-server's default chain to random logits, without a model. It prints the
+lowest median of several rounds, since other processes only make them longer.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from server.llama.sampling.sampler import NativeSampler, new_chain
 
 
 def default_chain(seed: int) -> NativeSampler:
-    """The members of llama-server's default chain that do something without penalties."""
+    """Return llama-server's default chain without penalties."""
     chain = NativeSampler(new_chain(), seed, remembers=False)
     members = (
         fast.sampler_init_top_k(40),
@@ -36,15 +36,15 @@ def default_chain(seed: int) -> NativeSampler:
 
 def median_ms(step: Callable[[], object], n_steps: int, n_rounds: int) -> float:
     def timed() -> float:
-        began = time.perf_counter()
+        start = time.perf_counter()
         step()
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
     return min(statistics.median(timed() for _ in range(n_steps)) for _ in range(n_rounds)) * 1e3
 
 
-def _one_by_one(candidates: Candidates, wanted: Sequence[tuple[NativeSampler, Logits]]) -> None:
-    for sampler, logits in wanted:
+def _sample_sequentially(candidates: Candidates, samplers: Sequence[tuple[NativeSampler, Logits]]) -> None:
+    for sampler, logits in samplers:
         candidates.choose(sampler, logits)
 
 
@@ -61,18 +61,18 @@ def main() -> None:
     for n_vocab in args.vocabularies:
         chains = [default_chain(seed) for seed in range(args.slots)]
         logits: list[Logits] = [random.normal(0, 3, n_vocab).astype(np.float32) for _ in chains]
-        wanted = list(zip(chains, logits, strict=True))
+        samplers = list(zip(chains, logits, strict=True))
         one, several = Candidates(n_vocab, C.llama_sampler_apply), ParallelSampling(n_vocab)
-        alone = median_ms(partial(_one_by_one, one, wanted), args.steps, args.rounds)
-        found = [
-            (median_ms(partial(several.choose, wanted, n), args.steps, args.rounds), n)
+        alone = median_ms(partial(_sample_sequentially, one, samplers), args.steps, args.rounds)
+        parallel = [
+            (median_ms(partial(several.choose, samplers, n), args.steps, args.rounds), n)
             for n in range(2, several.n_cpus + 1)
         ]
         several.close()
-        chosen = threads_for(args.slots, several._chain_s, several._handing_s, several.n_cpus)
-        together, n = min(found, default=(alone, 1))
+        n_chosen = threads_for(args.slots, several._chain_s, several._handing_s, several.n_cpus)
+        best_ms, n = min(parallel, default=(alone, 1))
         best = median_ms(partial(best_tokens, logits[0], 20), args.steps, args.rounds)
-        print(f"| {n_vocab:,} | {alone:.2f} | {together:.2f} ({n} threads) | {chosen} | {best:.3f} |", flush=True)
+        print(f"| {n_vocab:,} | {alone:.2f} | {best_ms:.2f} ({n} threads) | {n_chosen} | {best:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,21 @@
-"""What guessing gives and takes: ``python -m benchmarks.speculation`` (see docs/speculation.md).
+"""Measure the gain and cost of speculative decoding: ``python -m benchmarks.speculation`` (see docs/speculation.md).
 
-Each scenario runs with and without guesses in turn, over the engine and the native library, without HTTP: tokens per
-second of all streams from the first token to the last, medians over the rounds of the ratio within a round. The ratio
-by CPU time tells more where other processes disturb; for that, set ``OMP_WAIT_POLICY=passive``.
+Each scenario runs alternately with and without draft tokens, on the engine and the native library, without HTTP. The
+rate is tokens per second of all streams from the first token to the last. The ratio is the median of the ratios within
+each round. If other processes use the CPU, prefer the ratio by CPU time, and set ``OMP_WAIT_POLICY=passive`` for it.
 
-| scenario | what is said |
+| scenario | reply |
 |---|---|
-| `edit` | the prompt again, with a token replaced, left out or put in about every 40 tokens |
-| `random` | random tokens: there is nothing to guess |
-| `words` | random text over 200 words: short runs repeat by chance, and what follows them does not |
-| `chat` | what the demo model says, made as slow as one of 60 million parameters (`inflate_gguf`) |
-| `file` | what a real model (``--real FILE``, of ChatML turns) says, asked for a file with one name changed |
-| `quote` | the same model, asked for a paragraph word by word |
+| `edit` | the prompt again, with a token replaced, omitted or inserted about every 40 tokens |
+| `random` | random tokens, which no drafter can predict |
+| `words` | random text of 200 words: short runs repeat by chance, but not what follows them |
+| `chat` | replies of the demo model, made as slow as one of 60 million parameters (`inflate_gguf`) |
+| `file` | replies of a real model (``--real FILE``, with ChatML) to the task to rename something in a file |
+| `quote` | the same model, asked to repeat a paragraph |
 | `other` | the same model, asked for a story, an explanation, a list |
 
-In the first three the model is `make_gguf`'s of 135 M parameters, whose replies mean nothing: it computes every
-token, and
-a script says which one was sampled. In `chat` everything is real; the draft model is the demo draft, at a tenth of
-the cost.
+In the first three, the model is that of `make_gguf` with 135 M parameters. It computes every token, and a script
+replaces the sampled ones. In `chat`, replies are real; the draft model is the demo draft, at a tenth of the cost.
 """
 
 import argparse
@@ -44,7 +42,11 @@ from server.pool.spec import DraftFile, LoadParams, ModelSpec
 
 MODELS = ROOT / "benchmarks" / "models"
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
-ASKED = ("Tell me a story about a {}.", "Tell me a long story about a {} and its friend.", "Write a story with a {}.")
+CHAT_PROMPTS = (
+    "Tell me a story about a {}.",
+    "Tell me a long story about a {} and its friend.",
+    "Write a story with a {}.",
+)
 REAL = ("file", "quote", "other")
 RENAMED = (  # a function; its new name; the file
     ("fingerprint", "digest", "server/llama/files/model_file.py"),
@@ -60,32 +62,32 @@ OTHER = (
 HEROES = ("fox", "lamb", "dragon", "cat", "dog", "bear", "frog", "mouse")
 
 
-class Scripted:
-    """A runner whose sampler says what a script says; what is computed for it is the same."""
+class ScriptedRunner:
+    """A runner whose samplers return the tokens of scripts. All computations still take place."""
 
     def __init__(self, runner: LlamaRunner, scripts: dict[tuple[int, ...], list[int]]) -> None:
         self._runner = runner
         self._scripts = scripts
-        self._said: dict[int, Iterator[int]] = {}
+        self._tokens: dict[int, Iterator[int]] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
-        """A sampler for the script of this prompt."""
+        """Return a sampler with the script of `prompt`."""
         sampler = self._runner.sampler(params, prompt)
-        self._said[id(sampler)] = iter(self._scripts[tuple(prompt)])
+        self._tokens[id(sampler)] = iter(self._scripts[tuple(prompt)])
         return sampler
 
     def sample(self, output: int, sampler: NativeSampler) -> int:
-        """Sample, and say something else."""
+        """Sample, and return the script's next token instead."""
         self._runner.sample(output, sampler)
-        return next(self._said[id(sampler)])
+        return next(self._tokens[id(sampler)])
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``arms`` are the kinds of guesses to be compared with none."""
+    """A scenario. ``arms`` are the values of ``--spec-type`` that are compared with none."""
 
     name: str
     model: Path
@@ -95,68 +97,68 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of one run: tokens per second of all streams, and what was guessed."""
+    """One run: tokens per second of all streams, and draft tokens."""
 
     rate: float
-    cpu_s: float  # of the whole process for each token, from the last prompt's end
+    cpu_s: float  # CPU seconds of the process per token, after the last prompt
     n_drafted: int
-    n_right: int
+    n_accepted: int
 
 
 def edited(tokens: Sequence[int], rng: random.Random, n_vocab: int) -> list[int]:
-    """The same again, with an edit about every 40 tokens."""
-    said: list[int] = []
+    """Return `tokens` with an edit about every 40 tokens."""
+    reply: list[int] = []
     for token in tokens:
         choice = rng.random() * 40
         if choice < 0.5:
-            said.append(rng.randrange(300, n_vocab))
+            reply.append(rng.randrange(300, n_vocab))
         elif choice < 0.75:
-            said += [token, rng.randrange(300, n_vocab)]
+            reply += [token, rng.randrange(300, n_vocab)]
         elif choice >= 1.0:
-            said.append(token)
-    return said
+            reply.append(token)
+    return reply
 
 
 def script(name: str, rng: random.Random, n_vocab: int, n_prompt: int, n_tokens: int) -> tuple[list[int], list[int]]:
-    """A prompt, and what is said to it."""
+    """Return a prompt and its scripted reply."""
     words = [rng.randrange(300, n_vocab) for _ in range(200)]
     source = words if name == "words" else range(300, n_vocab)
     prompt = [rng.choice(source) for _ in range(n_prompt)]
-    said = edited(prompt, rng, n_vocab) if name == "edit" else [rng.choice(source) for _ in range(2 * n_tokens)]
-    return prompt, [*said, *(rng.choice(source) for _ in range(n_tokens))]
+    reply = edited(prompt, rng, n_vocab) if name == "edit" else [rng.choice(source) for _ in range(2 * n_tokens)]
+    return prompt, [*reply, *(rng.choice(source) for _ in range(n_tokens))]
 
 
 def real_prompt(weights: Weights, name: str, number: int) -> list[int]:
     if name == "file":
         old, new, path = RENAMED[number % len(RENAMED)]
         source = (ROOT / path).read_text(encoding="utf-8")[:2400]
-        asked = f"Here is a file:\n```python\n{source}```\nRepeat the whole file, with `{old}` renamed to `{new}`."
+        task = f"Here is a file:\n```python\n{source}```\nRepeat the whole file, with `{old}` renamed to `{new}`."
     elif name == "quote":
         text = (ROOT / "docs" / "adr" / f"{QUOTED[number % len(QUOTED)]}.md").read_text(encoding="utf-8")
-        asked = f"Repeat this text word by word:\n\n{text}"
+        task = f"Repeat this text word by word:\n\n{text}"
     else:
-        asked = OTHER[number % len(OTHER)]
-    text = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+        task = OTHER[number % len(OTHER)]
+    text = f"<|im_start|>user\n{task}<|im_end|>\n<|im_start|>assistant\n"
     return weights.vocab.tokenize(text, add_special=True, parse_special=True)
 
 
 def chat_prompt(weights: Weights, rng: random.Random) -> list[int]:
-    asked = rng.choice(ASKED).format(rng.choice(HEROES))
-    text = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
+    task = rng.choice(CHAT_PROMPTS).format(rng.choice(HEROES))
+    text = f"<|im_start|>user\n{task}<|im_end|>\n<|im_start|>assistant\n"
     return weights.vocab.tokenize(text, add_special=True, parse_special=True)
 
 
 class Arm:
-    """One model with one kind of guesses, loaded once."""
+    """A loaded model with one value of ``--spec-type``."""
 
-    def __init__(self, scenario: Scenario, spec_type: str, n_streams: int, chosen: argparse.Namespace) -> None:
-        n_ctx_seq = -(-(max(chosen.prompt, 1200) + 2 * chosen.tokens + 64) // 256) * 256
+    def __init__(self, scenario: Scenario, spec_type: str, n_streams: int, options: argparse.Namespace) -> None:
+        n_ctx_seq = -(-(max(options.prompt, 1200) + 2 * options.tokens + 64) // 256) * 256
         native = LoadParams(
-            n_ctx=n_ctx_seq * n_streams, n_parallel=n_streams, n_threads=chosen.threads, kv_unified=False, warmup=False
+            n_ctx=n_ctx_seq * n_streams, n_parallel=n_streams, n_threads=options.threads, kv_unified=False, warmup=False
         )
         draft = scenario.draft if "draft" in spec_type else None
         self.scenario, self.spec_type = scenario, spec_type
-        self.n_prompt, self.n_tokens = chosen.prompt, chosen.tokens
+        self.n_prompt, self.n_tokens = options.prompt, options.tokens
         self.params = EngineParams(spec_type=spec_type)
         spec = ModelSpec(
             "bench",
@@ -168,7 +170,7 @@ class Arm:
         self.weights = LlamaLoader().load(spec, lambda _fraction: True)
 
     async def run(self, n_streams: int, seed: int, n_waves: int) -> Measured:
-        """`n_waves` times `n_streams` streams at once, in a fresh engine."""
+        """Run `n_streams` parallel streams `n_waves` times in a new engine."""
         rng, scripts, prompts = random.Random(seed), {}, []
         sampling = replace(GREEDY, ignore_eos=self.scenario.name not in REAL)
         n_vocab = self.weights.vocab.n_tokens - 8
@@ -178,16 +180,18 @@ class Arm:
             elif self.scenario.name == "chat":
                 prompts.append(chat_prompt(self.weights, rng))
             else:
-                prompt, said = script(self.scenario.name, rng, n_vocab, self.n_prompt, self.n_tokens)
-                scripts[tuple(prompt)] = said
+                prompt, reply = script(self.scenario.name, rng, n_vocab, self.n_prompt, self.n_tokens)
+                scripts[tuple(prompt)] = reply
                 prompts.append(prompt)
         runner: Any = self.weights.runner()
-        engine = Engine([Scripted(runner, scripts) if scripts else runner], self.params, asyncio.get_running_loop())
+        engine = Engine(
+            [ScriptedRunner(runner, scripts) if scripts else runner], self.params, asyncio.get_running_loop()
+        )
         try:
             waves, cpu_s = [], 0.0
             for i in range(n_waves):
                 waves.append(
-                    await asyncio.gather(*(_ask(engine, p, self.n_tokens, sampling) for p in prompts[i::n_waves]))
+                    await asyncio.gather(*(_generate(engine, p, self.n_tokens, sampling) for p in prompts[i::n_waves]))
                 )
                 cpu_s += time.process_time() - max(started for _, started in waves[-1])
         finally:
@@ -203,8 +207,10 @@ class Arm:
         )
 
 
-async def _ask(engine: Engine, prompt: list[int], n_tokens: int, sampling: SamplingParams) -> tuple[Finished, float]:
-    """How it ended, and the process's CPU time when its prompt was done."""
+async def _generate(
+    engine: Engine, prompt: list[int], n_tokens: int, sampling: SamplingParams
+) -> tuple[Finished, float]:
+    """Run a request. Returns its last event, and the CPU time of the process at the end of the prefill."""
     done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
     started = 0.0
 
@@ -223,7 +229,7 @@ async def _ask(engine: Engine, prompt: list[int], n_tokens: int, sampling: Sampl
 
 
 def scenarios(real: Path | None) -> list[Scenario]:
-    """With their models, which are made when they are not there."""
+    """Return the scenarios. Generates their models if they do not exist."""
     MODELS.mkdir(exist_ok=True)
     bench, slow, slow_draft = MODELS / "bench-135m.gguf", MODELS / "demo-slow.gguf", MODELS / "demo-draft-slow.gguf"
     if not bench.exists():
@@ -240,46 +246,46 @@ def scenarios(real: Path | None) -> list[Scenario]:
     ]
 
 
-def compare(scenario: Scenario, n_streams: int, chosen: argparse.Namespace) -> list[str]:
-    """Rows of the table: one for each arm."""
-    arms = [Arm(scenario, kind, n_streams, chosen) for kind in ("none", *scenario.arms)]
-    found: dict[str, list[Measured]] = {arm.spec_type: [] for arm in arms}
-    for number in range(chosen.rounds):
+def compare(scenario: Scenario, n_streams: int, options: argparse.Namespace) -> list[str]:
+    """Measure a scenario. Returns a table row for each arm."""
+    arms = [Arm(scenario, kind, n_streams, options) for kind in ("none", *scenario.arms)]
+    runs_by_type: dict[str, list[Measured]] = {arm.spec_type: [] for arm in arms}
+    for number in range(options.rounds):
         for arm in arms if number % 2 == 0 else reversed(arms):
-            found[arm.spec_type].append(asyncio.run(arm.run(n_streams, number, chosen.waves)))
+            runs_by_type[arm.spec_type].append(asyncio.run(arm.run(n_streams, number, options.waves)))
     for arm in arms:
         arm.weights.close()
-    plain, rows = found.pop("none"), []
-    for kind, runs in found.items():
+    plain, rows = runs_by_type.pop("none"), []
+    for kind, runs in runs_by_type.items():
         ratios = sorted(run.rate / base.rate for run, base in zip(runs, plain, strict=True))
         work = statistics.median(base.cpu_s / run.cpu_s for run, base in zip(runs, plain, strict=True))
-        n, right = sum(r.n_drafted for r in runs), sum(r.n_right for r in runs)
+        n, n_accepted = sum(r.n_drafted for r in runs), sum(r.n_accepted for r in runs)
         rows.append(
             f"| {scenario.name} | {n_streams} | {kind} | {statistics.median(r.rate for r in plain):.1f} | "
             f"{statistics.median(r.rate for r in runs):.1f} | {statistics.median(ratios):.2f} "
-            f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {work:.2f} | {n} | {right / n if n else 0.0:.0%} |"
+            f"({ratios[0]:.2f} to {ratios[-1]:.2f}) | {work:.2f} | {n} | {n_accepted / n if n else 0.0:.0%} |"
         )
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scenario", help="names, separated by commas")
+    parser.add_argument("--scenario", help="comma-separated names")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--waves", type=int, default=2, help="of streams in each engine, which begins knowing nothing")
-    parser.add_argument("--tokens", type=int, default=256, help="of each reply")
-    parser.add_argument("--prompt", type=int, default=600, help="tokens of each prompt")
+    parser.add_argument("--waves", type=int, default=2, help="of streams per engine, whose n-gram index starts empty")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens per reply")
+    parser.add_argument("--prompt", type=int, default=600, help="tokens per prompt")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--real", type=Path, help="GGUF of a real model, for file, quote and other")
-    chosen = parser.parse_args()
-    names = chosen.scenario.split(",") if chosen.scenario else None
-    print("| scenario | streams | guesses | tok/s without | with | ratio | by CPU time | guessed | right |")
+    options = parser.parse_args()
+    names = options.scenario.split(",") if options.scenario else None
+    print("| scenario | streams | spec-type | tok/s without | with | ratio | by CPU time | drafted | accepted |")
     print("|---|--:|---|--:|--:|--:|--:|--:|--:|")
-    for scenario in scenarios(chosen.real):
+    for scenario in scenarios(options.real):
         if names is None or scenario.name in names:
-            for n_streams in chosen.streams:
-                print("\n".join(compare(scenario, n_streams, chosen)), flush=True)
+            for n_streams in options.streams:
+                print("\n".join(compare(scenario, n_streams, options)), flush=True)
 
 
 if __name__ == "__main__":

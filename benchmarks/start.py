@@ -1,4 +1,4 @@
-"""Measure how long a start takes, and where the memory of a server goes.
+"""Measure the duration of a start, and which parts of a server use how much memory.
 
 ``python -m benchmarks.start --model GGUF [--rounds 5] [--json FILE]`` starts Llamapool and llama-server in turn. For
 each start it records the seconds from the command to ``/health`` and to the first token, the CPU seconds until then,
@@ -31,7 +31,7 @@ PARTS = (
     ("llama.cpp's libraries", "llama_cpp"),
     ("the server's modules", "server.app, server.llama.loader"),
 )
-"""What a start imports, in this order. A part that an earlier one imports counts there."""
+"""Imports of a start, in this order. Modules that an earlier part imports count there."""
 _IMPORTS = """
 import json, sys, time
 def resident():
@@ -39,10 +39,10 @@ def resident():
 empty = resident()
 found = []
 for name, modules in json.loads(sys.argv[1]):
-    before, began = resident(), time.perf_counter()
+    before, start = resident(), time.perf_counter()
     for module in modules.split(", "):
         __import__(module)
-    found.append({"part": name, "s": time.perf_counter() - began, "MB": resident() - before})
+    found.append({"part": name, "s": time.perf_counter() - start, "MB": resident() - before})
 found[0]["MB"] += empty
 print(json.dumps(found))
 """
@@ -51,15 +51,15 @@ N_STREAMS, N_TOKENS = 8, 64
 
 
 def measure(start: Callable[[], RealServer]) -> dict[str, float]:
-    """Start a server, wait for its first token, run eight streams, stop it; return the figures."""
-    began = time.monotonic()
+    """Start a server, wait for its first token, run eight streams, and stop it. Returns the figures."""
+    started = time.monotonic()
     server = start()
     try:
         server.ready_s, server.poll_s = 60, POLL_S
         server.wait_until_ready()
-        ready = time.monotonic() - began
+        ready = time.monotonic() - started
         complete(server, 1)
-        figures = {"health s": ready, "first token s": time.monotonic() - began, "CPU s": cpu_s(server.process.pid)}
+        figures = {"health s": ready, "first token s": time.monotonic() - started, "CPU s": cpu_s(server.process.pid)}
         with ThreadPoolExecutor(N_STREAMS) as streams:
             list(streams.map(lambda _: complete(server, N_TOKENS), range(N_STREAMS)))
         return figures | {"resident MB": resident_mb(server.process.pid)}
@@ -107,24 +107,24 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="a GGUF")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     peer = build()
     write_bytecode()
     flags = ("-c", "8192", "-np", str(N_STREAMS))
     starts: dict[str, Callable[[], RealServer]] = {
-        "llamapool": lambda: llamapool(chosen.model, *flags),
-        "llama-server": lambda: llama_server(peer, chosen.model, *flags),
+        "llamapool": lambda: llamapool(options.model, *flags),
+        "llama-server": lambda: llama_server(peer, options.model, *flags),
     }
-    result: dict[str, Any] = {"environment": {**describe("benchmarks.start"), "model": model(chosen.model)}}
+    result: dict[str, Any] = {"environment": {**describe("benchmarks.start"), "model": model(options.model)}}
     result["runs"] = {name: [] for name in starts}
-    for number in range(-1, chosen.rounds):  # the first start of each fills the page cache and is not counted
+    for number in range(-1, options.rounds):  # the first start of each fills the page cache and is not counted
         for name in starts if number % 2 else reversed(starts):
             figures = measure(starts[name])
             if number >= 0:
                 result["runs"][name].append(figures)
     result["imports"] = imports()
-    if chosen.json:
-        chosen.json.write_text(json.dumps(result, indent=1) + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
     print("\n".join(table(result)))
 
 

@@ -2,12 +2,12 @@
 
 ``python -m benchmarks.wrk [--model FILE] [--rounds 5] [--seconds 5] [--json FILE]`` starts Llamapool, llama-server
 and a null server, which shows the client's own limit. Each round runs the client with 8 connections against one server
-after the other; the other two are idle. So it goes with a model of 135 million parameters (or FILE) and with the demo
-model, whose steps take little longer than a server's own work. Needs wrk and ab (Debian's wrk and apache2-utils).
+after the other while the other two are idle. The models are one of 135 million parameters (or FILE) and the demo model,
+whose steps take little longer than a server's own work. Needs wrk and ab (Debian's wrk and apache2-utils).
 
-Four loads: completions of one token over kept connections, the same over HTTP/1.0 (ab, one prompt), streams of 16
-tokens, and streams of 8 to 24 tokens. Streams of equal length that start together stay together, so their prompts are
-computed in one batch; those of different lengths don't. Other prompts differ from request to request.
+There are four loads: completions of one token over persistent connections, the same over HTTP/1.0 (ab, one prompt),
+streams of 16 tokens, and streams of 8 to 24 tokens. Streams of equal length that start together stay in step, so their
+prompts are computed in one batch; those of different lengths do not. Except with ab, all prompts differ.
 """
 
 import argparse
@@ -67,23 +67,15 @@ class Run:
 
 
 def run_client(model: str, server: str, load: str, port: int, seconds: int) -> Run:
-    """Run a load against a port on this machine. Raises `WrkError`."""
+    """Run a load against a loopback port. Raises `WrkError`."""
     url = f"http://127.0.0.1:{port}"
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(LOADS[load])
         file.flush()
         if load == HTTP_1_0:
             body = ["-p", file.name, "-T", "application/json"]
-            command = [
-                "ab",
-                "-q",
-                "-k",
-                f"-c{N_CONNECTIONS}",
-                f"-t{seconds}",
-                "-n1000000",
-                *body,
-                f"{url}/v1/completions",
-            ]
+            command = ["ab", "-q", "-k", f"-c{N_CONNECTIONS}", f"-t{seconds}", "-n1000000", *body]
+            command.append(f"{url}/v1/completions")
         else:
             command = ["wrk", "-t1", f"-c{N_CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", file.name, url]
         try:
@@ -109,18 +101,18 @@ def _ms(value: str, unit: str) -> float:
     return float(value) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[unit]
 
 
-def measure(chosen: argparse.Namespace, rounds: int, seconds: int) -> Iterator[Run]:
+def measure(options: argparse.Namespace, rounds: int, seconds: int) -> Iterator[Run]:
     """Run every load against every server with each model, `rounds` times after a warm-up."""
-    for file in (chosen.model, DEMO):
-        machine = machine_of(argparse.Namespace(**vars(chosen) | {"model": file}))
+    for file in (options.model, DEMO):
+        machine = machine_of(argparse.Namespace(**vars(options) | {"model": file}))
         model = machine.models["random"].name
-        with ExitStack() as up:
-            ports = {name: up.enter_context(started(name, UNIT, machine))[0].port for name in SERVERS}
+        with ExitStack() as stack:
+            ports = {name: stack.enter_context(started(name, UNIT, machine))[0].port for name in SERVERS}
             for load in LOADS:
                 for number in range(rounds + 1):
                     for name in SERVERS if number % 2 else reversed(SERVERS):
                         if (name, load) == ("null", HTTP_1_0):
-                            continue  # it keeps no connection of HTTP/1.0
+                            continue  # it closes HTTP/1.0 connections
                         run = run_client(model, name, load, ports[name], seconds if number else 1)
                         if number:
                             yield run
@@ -152,15 +144,15 @@ def main() -> None:
     """Measure, print the table, and write the raw figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.wrk", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=5, help="of each run")
+    parser.add_argument("--seconds", type=int, default=5, help="duration of each run")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     own, rest = parser.parse_known_args()
-    chosen = parse_machine(rest)
-    runs = list(measure(chosen, own.rounds, own.seconds))
+    options = parse_machine(rest)
+    runs = list(measure(options, own.rounds, own.seconds))
     print(table(runs))
     if own.json is not None:
-        found = {"environment": describe("benchmarks.wrk"), "runs": list(map(asdict, runs))}
-        own.json.write_text(json.dumps(found, indent=1) + "\n")
+        result = {"environment": describe("benchmarks.wrk"), "runs": list(map(asdict, runs))}
+        own.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Count the compiled files in pip's output, which the Makefile pipes here.
+"""Count the compiled files in pip's output, which the Makefile pipes to this script.
 
-On a terminal one line changes; otherwise a line is printed for every 25 files. (Debian's awk would buffer 4 kB first.)
+On a terminal, one line is updated; otherwise a line is printed for every 25 files. (Debian's awk buffers 4 kB.)
 """
 
 import re
 import sys
 
-COUNT = re.compile(r"\[(\d+)/(\d+)\]")  # ninja's
-EVERY = 25  # files per line, if standard error is no terminal
+COUNT = re.compile(r"\[(\d+)/(\d+)\]")  # ninja's progress
+EVERY = 25  # files per line without a terminal
 
 
 def main() -> None:

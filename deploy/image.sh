@@ -10,7 +10,7 @@ source=$(cd "$(dirname "$0")/.." && pwd)
 work=${WORK:-$(mktemp -d)}
 port=${PORT:-$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
 store=(buildah --storage-driver vfs --root "$work/store" --runroot "$work/run")
-certificates=/etc/ssl/certs/ca-certificates.crt  # those that this machine trusts: its mirror of PyPI may have one of its own
+certificates=/etc/ssl/certs/ca-certificates.crt  # trusted by this machine; a PyPI mirror may need its own
 ended() { [ -z "${server:-}" ] || kill "$server" 2>/dev/null || true; [ -n "${WORK:-}" ] || rm -rf "$work"; }
 trap ended EXIT
 mkdir -p "$work/tmp"
@@ -37,41 +37,41 @@ if ! "${store[@]}" inspect --type image "$base" > /dev/null 2>&1; then
   "${store[@]}" commit --quiet --rm "$container" "$base" > /dev/null
   rm "$work/base.tar"
 fi
-# Docker's format keeps HEALTHCHECK, OCI's has none.
+# Docker's image format has HEALTHCHECK, OCI's does not.
 "${store[@]}" build --format docker --pull-never --build-arg BUILD_IMAGE="$base" --build-arg RUN_IMAGE="$base" \
   --tag llamapool --volume "$certificates:$certificates:ro" "$context"
 
 container=$("${store[@]}" from --pull-never localhost/llamapool)
 at=$("${store[@]}" mount "$container")
-configured() { # NAME: a value of the image's configuration, a line for each element
+config_value() { # NAME: print a value of the image's configuration, one line per element
   "${store[@]}" inspect "$container" | python3 -c 'import json, sys
 value = json.load(sys.stdin)["Docker"]["config"][sys.argv[1]]
 print(*(value["Test"][1:] if sys.argv[1] == "Healthcheck" else value if isinstance(value, list) else [value]), sep="\n")' "$1"
 }
-[ "$(configured User)" = llamapool ]
-mapfile -t entry < <(configured Entrypoint)
-mapfile -t check < <(configured Healthcheck)
+[ "$(config_value User)" = llamapool ]
+mapfile -t entry < <(config_value Entrypoint)
+mapfile -t check < <(config_value Healthcheck)
 pythons=$(find "$at" -xdev -type f -perm -100 -regex '.*/python3?\(\.[0-9]+\)?')
 [ "$(wc -l <<< "$pythons")" = 1 ] || { echo "several Pythons: $pythons"; exit 1; }
 echo "image: $(du -sh "$at" | cut -f1); $(wc -l < "$at/opt/venv/share/llamapool/LICENSES.txt") lines of licences; one Python: ${pythons#"$at"}"
 
-# The server runs in the chroot with these variables, which also find its processes: a chroot has none of its own.
-begin() { # NAME=VALUE...
+# The server runs in the chroot with these variables. Its processes are found by them, as a chroot has no process namespace.
+start_server() { # NAME=VALUE...
   variables=(--env LLAMA_API_KEY=sk-of-the-image --env LLAMA_ARG_PORT="$port" --env LLAMAPOOL_SERVER__ADDRESS_FILE="/dev/shm/llamapool.$port")
   for each; do variables+=(--env "$each"); done
-  begun=$(date +%s.%N)
+  started=$(date +%s.%N)
   "${store[@]}" run --volume "$work/tls:/tls:ro" "${variables[@]}" "$container" -- "${entry[@]}" & server=$!
   for _ in $(seq 240); do healthy > /dev/null 2>&1 && break; kill -0 "$server"; sleep 0.5; done
-  echo "healthy after $(python3 -c "import time; print(round(time.time() - $begun, 1))") s: $(healthy)"
+  echo "healthy after $(python3 -c "import time; print(round(time.time() - $started, 1))") s: $(healthy)"
 }
 healthy() { "${store[@]}" run "${variables[@]}" "$container" -- "${check[@]}"; }
-process() { # WORD N: the id of the process with this port whose Nth word is WORD, whatever its folder
+process_id() { # WORD N: print the id of the process with this port whose Nth argument is WORD, in any folder
   for pid in $(grep -lzx "LLAMA_ARG_PORT=$port" /proc/[0-9]*/environ 2> /dev/null | cut -d/ -f3); do
     if tr '\0' '\n' < "/proc/$pid/cmdline" | sed -n "$2s|.*/||p;$2p" | grep -qx "$1"; then echo "$pid"; return; fi
   done
 }
-ended_well() { # SIGTERM goes to the init process, as from `docker stop`; the server is to end with status 0
-  kill -TERM "$(process tini 1)"
+stop_server() { # send SIGTERM to the init process, as `docker stop` does; the server must exit with status 0
+  kill -TERM "$(process_id tini 1)"
   wait "$server" && status=0 || status=$?
   server=
   [ "$status" = 0 ] || { echo "SIGTERM ended the server with status $status"; exit 1; }
@@ -82,17 +82,17 @@ chat() { # URL CURL-OPTION...
     | python3 -c 'import json, sys; print("chat:", json.load(sys.stdin)["choices"][0]["message"]["content"])'
 }
 mkdir -p "$work/tls"
-begin
+start_server
 [ "$(curl -s -o /dev/null -w '%{http_code}' "http://127.0.0.1:$port/v1/models")" = 401 ]
 chat "http://127.0.0.1:$port"
-echo "CPU backend: $(grep -o 'libggml-cpu[^/ ]*' "/proc/$(process llamapool 2)/maps" | sort -u | tr '\n' ' ')"
-ended_well
+echo "CPU backend: $(grep -o 'libggml-cpu[^/ ]*' "/proc/$(process_id llamapool 2)/maps" | sort -u | tr '\n' ' ')"
+stop_server
 ! healthy || { echo "the health check passes without a server"; exit 1; }
 
 openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=llm.example -keyout "$work/tls/key.pem" -out "$work/tls/cert.pem" 2> /dev/null
 chmod 644 "$work/tls/key.pem"
 port=$((port == 65535 ? 65534 : port + 1))
-begin LLAMA_ARG_SSL_KEY_FILE=/tls/key.pem LLAMA_ARG_SSL_CERT_FILE=/tls/cert.pem LLAMA_ARG_API_PREFIX=/llm
+start_server LLAMA_ARG_SSL_KEY_FILE=/tls/key.pem LLAMA_ARG_SSL_CERT_FILE=/tls/cert.pem LLAMA_ARG_API_PREFIX=/llm
 chat "https://127.0.0.1:$port/llm" --insecure
-ended_well
+stop_server
 echo "the image starts, answers and stops, over HTTP and over TLS under a prefix"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # inventory.sh ENVIRONMENT TOOLS: write the inventory of a virtual environment to its share/llamapool: sbom.cdx.json (CycloneDX)
-# and LICENSES.txt, each package's licence in full. TOOLS is an environment with deploy/locks/image.txt.
+# and LICENSES.txt, the full licence of each package. TOOLS is an environment with deploy/locks/image.txt.
 set -euo pipefail
 environment=$1 tools=$2
 out=$environment/share/llamapool

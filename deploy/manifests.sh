@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # manifests.sh IMAGE VERSION: write dist/llamapool-kubernetes-VERSION.tar.gz, deploy/kubernetes with the version's image in
-# every layer. Each layer is rendered first, where kubectl is installed.
+# every layer. If kubectl is installed, each layer is rendered as a check.
 set -euo pipefail
 image=$1 version=$2
 source=$(cd "$(dirname "$0")/.." && pwd)
@@ -8,7 +8,7 @@ work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 root=$work/llamapool-kubernetes-$version
 cp -r "$source/deploy/kubernetes" "$root"
 sed -i -E "/^  - name: llamapool\$/{n;s|newTag: .*|newName: $image\n    newTag: $version|}" "$root/base/kustomization.yaml"
-# A layer over the base finds the image by the name that the base gave it.
+# A layer must name the image as the base has renamed it.
 sed -i -E "s|^  - name: llamapool\$|  - name: $image|;s|newTag: cuda\$|newTag: $version-cuda|" "$root/gpu/kustomization.yaml"
 if command -v kubectl > /dev/null; then
   for file in "$root"/*/kustomization.yaml; do

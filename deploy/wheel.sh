@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Build both distributions in dist/ (each wheel from its source distribution), install each in an empty environment, and try
+# Build both distributions in dist/ (each wheel from its source distribution), install each in an empty environment, and test
 # the commands, the packaged default, the application and the client. `make wheel`.
 set -euo pipefail
 source=$(cd "$(dirname "$0")/.." && pwd)
@@ -19,36 +19,36 @@ ls -l "$source"/dist/llamapool*
 version=$(cd "$source" && "$python" -c 'import llamapool; print(llamapool.__version__)')
 cd "$root"
 
-said() { # WORDS COMMAND...: check that the command prints these words
-  local words=$1 out; shift
+expect_output() { # TEXT COMMAND...: check that the command prints this text
+  local text=$1 out; shift
   out=$("$@" 2>&1) || { echo "$* failed: $out"; exit 1; }
-  grep -qF -- "$words" <<<"$out" || { echo "$* does not say '$words': $out"; exit 1; }
+  grep -qF -- "$text" <<<"$out" || { echo "$* does not print '$text': $out"; exit 1; }
   echo "ok: $*"
 }
 
 "$python" -m venv client
 client/bin/pip install --quiet "$source/dist/llamapool_client-$version-py3-none-any.whl"
-said "No module named" bash -c '! client/bin/python -c "import llama_cpp"'
-said "No module named" bash -c '! client/bin/python -c "import server"'
-said "py.typed" client/bin/python -c 'import pathlib, llamapool; print(*pathlib.Path(llamapool.__file__).parent.iterdir())'
-said "$version" client/bin/python -c 'import llamapool; print(llamapool.__version__, llamapool.LlamaCppClient)'
+expect_output "No module named" bash -c '! client/bin/python -c "import llama_cpp"'
+expect_output "No module named" bash -c '! client/bin/python -c "import server"'
+expect_output "py.typed" client/bin/python -c 'import pathlib, llamapool; print(*pathlib.Path(llamapool.__file__).parent.iterdir())'
+expect_output "$version" client/bin/python -c 'import llamapool; print(llamapool.__version__, llamapool.LlamaCppClient)'
 
 "$python" -m venv whole
 whole/bin/pip install --quiet --find-links "$source/dist" "llamapool[client]==$version"
 whole/bin/pip check
 for command in whole/bin/llamapool "whole/bin/python -m llamapool" "whole/bin/python -m server"; do
-  said "llamapool $version" $command --version
+  expect_output "llamapool $version" $command --version
 done
-said "--ctx-size" whole/bin/llamapool --help
-said "pull" whole/bin/llamapool pull --help
-said "scenario" whole/bin/llamapool bench --help
-said "complete" whole/bin/llamapool --completion-bash
-said "devices" whole/bin/llamapool --list-devices
-said "demo" whole/bin/llamapool check-config whole/share/llamapool/config/default.yaml
-said "no models in" whole/bin/llamapool list
-said "context" whole/bin/llamapool fit whole/share/llamapool/models/demo.gguf
-said "FastAPI" whole/bin/python -c 'from llamapool.app import create_app, load_settings; print(create_app(load_settings([])))'
-said "py.typed" whole/bin/python -c 'import pathlib, server; print(*pathlib.Path(server.__file__).parent.iterdir())'
+expect_output "--ctx-size" whole/bin/llamapool --help
+expect_output "pull" whole/bin/llamapool pull --help
+expect_output "scenario" whole/bin/llamapool bench --help
+expect_output "complete" whole/bin/llamapool --completion-bash
+expect_output "devices" whole/bin/llamapool --list-devices
+expect_output "demo" whole/bin/llamapool check-config whole/share/llamapool/config/default.yaml
+expect_output "no models in" whole/bin/llamapool list
+expect_output "context" whole/bin/llamapool fit whole/share/llamapool/models/demo.gguf
+expect_output "FastAPI" whole/bin/python -c 'from llamapool.app import create_app, load_settings; print(create_app(load_settings([])))'
+expect_output "py.typed" whole/bin/python -c 'import pathlib, server; print(*pathlib.Path(server.__file__).parent.iterdir())'
 
 port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 LLAMA_ARG_PORT=$port whole/bin/llamapool >server.log 2>&1 & server=$!
@@ -62,8 +62,8 @@ with LlamaCppClient(sys.argv[1]) as client:
     print(reply.choices[0].message.content)
 PROGRAM
 for environment in whole client; do
-  said "Paris" $environment/bin/python ask.py "http://127.0.0.1:$port" || { cat server.log; exit 1; }
+  expect_output "Paris" $environment/bin/python ask.py "http://127.0.0.1:$port" || { cat server.log; exit 1; }
 done
-curl -sSf "http://127.0.0.1:$port/" | grep -qi '<!doctype html' && echo "ok: the page"
+curl -sSf "http://127.0.0.1:$port/" | grep -qi '<!doctype html' && echo "ok: the web UI"
 kill -TERM "$server"; wait "$server" && status=0 || status=$?
 echo "ok: SIGTERM ended the packaged default with status $status"

@@ -10,7 +10,7 @@ client = OpenAI(base_url=os.environ.get("BASE_URL", "http://localhost:8080") + "
 
 
 class Kind(StrEnum):
-    """What a message is about."""
+    """The subject of a message."""
 
     ORDER = "order"
     COMPLAINT = "complaint"
@@ -18,7 +18,7 @@ class Kind(StrEnum):
 
 
 class Ticket(BaseModel):
-    """A customer's message, as a program wants it."""
+    """A customer's message as structured data."""
 
     kind: Kind
     product: str = Field(max_length=20)
@@ -40,4 +40,4 @@ reply = client.chat.completions.parse(
 ticket = reply.choices[0].message.parsed
 assert ticket is not None
 print(ticket.model_dump_json(indent=2))
-print("-- the form is the server's promise; how true it is depends on the model, and this one is tiny")
+print("-- the server guarantees the schema; the accuracy depends on the model, and this one is tiny")

@@ -1,4 +1,4 @@
-"""Send an image file in a chat, as OpenAI's clients do."""
+"""Send an image file in a chat with the OpenAI SDK."""
 
 import base64
 import mimetypes
@@ -35,4 +35,4 @@ reply = client.chat.completions.create(
     max_tokens=40,
 )
 print(reply.choices[0].message.content)
-print(f"-- {reply.usage.prompt_tokens if reply.usage else 0} tokens, including the image's")
+print(f"-- {reply.usage.prompt_tokens if reply.usage else 0} prompt tokens, including those of the image")

@@ -1,4 +1,4 @@
-"""Use different LoRA scales in concurrent requests: each request names its own."""
+"""Use different LoRA scales in concurrent requests."""
 
 import asyncio
 import os
@@ -8,8 +8,8 @@ import httpx
 base_url = os.environ.get("BASE_URL", "http://localhost:8080")
 
 
-async def ask(client: httpx.AsyncClient, scale: float) -> str:
-    """Return the answer with the adapter at `scale`; 0 is off."""
+async def complete(client: httpx.AsyncClient, scale: float) -> str:
+    """Return the reply with the adapter at `scale`; 0 = off."""
     body = {
         "model": "demo",
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -25,7 +25,7 @@ async def main() -> None:
     async with httpx.AsyncClient(base_url=base_url, timeout=60) as client:
         for adapter in (await client.get("/lora-adapters", params={"model": "demo"})).raise_for_status().json():
             print(f"adapter {adapter['id']}: {adapter['path']}, scale {adapter['scale']}")
-        plain, pirate = await asyncio.gather(ask(client, 0.0), ask(client, 1.0))
+        plain, pirate = await asyncio.gather(complete(client, 0.0), complete(client, 1.0))
         print(f"without: {plain}\nwith:    {pirate}")
 
 

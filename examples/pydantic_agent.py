@@ -1,4 +1,4 @@
-"""An agent of Pydantic AI: a tool, a typed dependency, and the usage of the whole run."""
+"""A Pydantic AI agent with a tool, a typed dependency, and the usage of the run."""
 
 import os
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ base_url = os.environ.get("BASE_URL", "http://localhost:8080") + "/v1"
 
 @dataclass
 class Stations:
-    """What the tool looks up."""
+    """The tool's data."""
 
     celsius: dict[str, int]
 

@@ -1,4 +1,4 @@
-"""Embeddings find the passages nearest to a question, the reranker picks one of them, the model answers from it."""
+"""Find passages for a question by embeddings, select one with the reranker, and let the model answer from it."""
 
 import os
 
@@ -19,19 +19,19 @@ PASSAGES = [
 
 
 def embed(texts: list[str]) -> list[list[float]]:
-    """Return vectors of length 1, so that a product is a cosine."""
+    """Return embeddings of length 1, whose dot product is their cosine."""
     return [item.embedding for item in client.embeddings.create(model="demo-embed", input=texts).data]
 
 
 def nearest(question: str, vectors: list[list[float]], n: int) -> list[str]:
-    """Return the `n` passages whose vectors are nearest."""
-    [asked] = embed([question])
-    scores = [sum(a * b for a, b in zip(asked, vector, strict=True)) for vector in vectors]
+    """Return the `n` passages with the most similar embeddings."""
+    [query] = embed([question])
+    scores = [sum(a * b for a, b in zip(query, vector, strict=True)) for vector in vectors]
     return [PASSAGES[i] for i in sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:n]]
 
 
 def best(question: str, passages: list[str]) -> str:
-    """Return the passage that the cross-encoder ranks first."""
+    """Return the passage that the reranker ranks first."""
     body = {"model": "demo-rerank", "query": question, "documents": passages, "top_n": 1}
     reply = httpx.post(f"{base_url}/v1/rerank", json=body, timeout=60).raise_for_status()
     first: int = reply.json()["results"][0]["index"]

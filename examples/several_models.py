@@ -1,4 +1,4 @@
-"""List, load and unload the models of one server, and choose one by its name."""
+"""List, load and unload the models of a server, and select one by name."""
 
 import os
 from typing import Any
@@ -9,13 +9,13 @@ client = httpx.Client(base_url=os.environ.get("BASE_URL", "http://localhost:8080
 
 
 def states() -> dict[str, str]:
-    """Return each model's id and status."""
+    """Return the status of each model by id."""
     models: list[dict[str, Any]] = client.get("/models").raise_for_status().json()["data"]
     return {model["id"]: model["status"]["value"] for model in models}
 
 
 def wait_for(model: str, state: str) -> None:
-    """Wait until the model has this status; `/models/sse` sends every change."""
+    """Wait until the model has this status. `/models/sse` sends all changes."""
     with client.stream("GET", "/models/sse") as events:
         if states()[model] == state:
             return
@@ -25,7 +25,7 @@ def wait_for(model: str, state: str) -> None:
 
 
 print(states())
-client.post("/models/load", json={"model": "demo-embed"})  # or the first request loads it
+client.post("/models/load", json={"model": "demo-embed"})  # otherwise the first request loads it
 wait_for("demo-embed", "loaded")
 print(states())
 

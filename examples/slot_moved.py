@@ -1,4 +1,4 @@
-"""Save a conversation from one slot and continue it in another without computing its prompt again.
+"""Save a conversation's KV state from one slot and continue in another without a new prefill.
 
 The server needs --slot-save-path; `make serve` gives it one. A saved file also works in another process.
 """
@@ -16,7 +16,7 @@ messages: list[dict[str, str]] = [
 
 
 def chat(slot: int) -> dict[str, Any]:
-    """Append a reply of that slot to the messages; return its timings."""
+    """Append the reply of a slot to the messages. Returns its timings."""
     body = {"model": "demo", "messages": messages, "temperature": 0, "max_tokens": 60, "id_slot": slot}
     reply = client.post("/v1/chat/completions", json=body).raise_for_status().json()
     messages.append({"role": "assistant", "content": reply["choices"][0]["message"]["content"]})

@@ -1,4 +1,4 @@
-"""Stream two answers of a chat; print their speed and the cached part of the prompt."""
+"""Stream two replies of a chat. Print their speed and the cached part of the prompt."""
 
 import os
 from typing import Any
@@ -10,27 +10,27 @@ client = OpenAI(base_url=os.environ.get("BASE_URL", "http://localhost:8080") + "
 messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": "Your name is Bob."}]
 
 
-def ask(question: str) -> dict[str, Any]:
-    """Print the answer while it streams; return llama.cpp's timings from the last chunk."""
+def stream_reply(question: str) -> dict[str, Any]:
+    """Print the reply while it streams. Returns llama.cpp's timings from the last chunk."""
     timings: dict[str, Any] = {}
-    answer = ""
+    reply = ""
     messages.append({"role": "user", "content": question})
     for chunk in client.chat.completions.create(
         model="demo", messages=messages, temperature=0, max_tokens=60, stream=True
     ):
         if chunk.choices:
-            said = chunk.choices[0].delta.content or ""
-            answer += said
-            print(said, end="", flush=True)
+            text = chunk.choices[0].delta.content or ""
+            reply += text
+            print(text, end="", flush=True)
         timings = (chunk.model_extra or {}).get("timings", timings)
-    messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "assistant", "content": reply})
     print()
     return timings
 
 
 for question in ("Tell me a story about a fox.", "What is your name?"):
-    seen = ask(question)
+    timings = stream_reply(question)
     print(
-        f"-- {seen['prompt_n']} tokens of the prompt computed, {seen['cache_n']} from the cache; "
-        f"{seen['predicted_n']} tokens written, {seen['predicted_per_second']:.0f} a second"
+        f"-- {timings['prompt_n']} prompt tokens computed, {timings['cache_n']} from the cache; "
+        f"{timings['predicted_n']} tokens generated, {timings['predicted_per_second']:.0f} per second"
     )

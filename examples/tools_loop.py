@@ -29,18 +29,18 @@ TOOLS: list[ChatCompletionToolParam] = [
 ]
 
 
-def run(question: str, most_rounds: int = 4) -> str:
-    """Return the answer to `question` after at most a few rounds of calls."""
+def run(question: str, max_rounds: int = 4) -> str:
+    """Return the answer to `question` after at most `max_rounds` rounds of calls."""
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": question}]
-    for _ in range(most_rounds):
+    for _ in range(max_rounds):
         reply = client.chat.completions.create(model="demo", messages=messages, tools=TOOLS, temperature=0)
         message = reply.choices[0].message
         if not message.tool_calls:
             return message.content or ""
-        messages.append(message.to_dict())  # type: ignore[arg-type]  # a reply's message, as a request's
+        messages.append(message.to_dict())  # type: ignore[arg-type]  # a reply's message as a request's
         for call in message.tool_calls:
             assert call.type == "function"
-            # The arguments match the schema: the server lets the model write nothing else.
+            # The arguments match the schema, because the server constrains them.
             result = FUNCTIONS[call.function.name](**json.loads(call.function.arguments))
             print(f"{call.function.name}({call.function.arguments}) -> {result}")
             messages.append({"role": "tool", "tool_call_id": call.id, "content": json.dumps(result)})

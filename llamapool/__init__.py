@@ -1,11 +1,10 @@
-"""What programs import: ``from llamapool import LlamaCppClient``; ``from llamapool.app import create_app``.
+"""The public API: ``from llamapool import LlamaCppClient``; ``from llamapool.app import create_app``.
 
-- `llamapool.client`: the typed client and its errors. Needs httpx, and nothing of the server; also a distribution of
-  its own, ``llamapool-client``. Its names are here, too.
-- `llamapool.app`: the application, to be run or mounted by a program of yours; of the distribution ``llamapool``.
+- `llamapool.client`: the typed client and its errors. It needs only httpx, and is also available as the distribution
+  ``llamapool-client``. This package exports its names, too.
+- `llamapool.app`: the ASGI application, which your program can run or mount. Only in the distribution ``llamapool``.
 
-The server itself is the package ``server``, whose insides may change with any version; these names change as semver
-says.
+These names follow semver. The package ``server`` is internal and may change with any version.
 """
 
 from importlib import import_module

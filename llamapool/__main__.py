@@ -1,4 +1,4 @@
-"""``python -m llamapool``: the command line, as ``llamapool``."""
+"""``python -m llamapool``: the same command line as ``llamapool``."""
 
 import sys
 

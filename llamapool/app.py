@@ -1,4 +1,4 @@
-"""The server as an ASGI application: ``uvicorn llamapool.app:app``, or in a program of yours.
+"""The server as an ASGI application: ``uvicorn llamapool.app:app``, or in your program.
 
 ::
 
@@ -6,7 +6,7 @@
 
     app = create_app(load_settings(["-m", "model.gguf", "-c", "8192"]))
 
-It loads and serves nothing before its lifespan starts; a wrong setting is a `ConfigError` of one line.
+It loads no model before its lifespan starts. An invalid setting raises a `ConfigError` with a message of one line.
 """
 
 from typing import TYPE_CHECKING
@@ -26,5 +26,5 @@ def __getattr__(name: str) -> "FastAPI":
     """Create ``app`` from flags and environment on first access."""
     if name != "app":
         raise AttributeError(f"module 'llamapool.app' has no attribute {name!r}")
-    made: FastAPI = _server.app
-    return made
+    app: FastAPI = _server.app
+    return app

@@ -1,4 +1,4 @@
-"""For every test."""
+"""Pytest configuration of all tests: hypothesis profiles, ``--quick``, skips in CI, durations by file."""
 
 import os
 import sys
@@ -72,39 +72,33 @@ def _limit_examples(items: list[pytest.Item], limit: Callable[[int], int]) -> No
 
 
 def pytest_configure() -> None:
-    """In CI no test may be skipped for want of a download. None sees its user's models, or asks their hub."""
+    """Hide the user's models, hub and state from the tests. In CI, fail if a download that tests need is missing."""
     cache.home = lambda: Path("no such folder")
     os.environ |= {"LLAMA_CACHE": "no such folder", "HF_ENDPOINT": "http://127.0.0.1:1", "HF_TOKEN": ""}
-    os.environ["LLAMAPOOL_SERVER__STATE"] = "memory"  # servers that tests start write nothing into the user's home
+    os.environ["LLAMAPOOL_SERVER__STATE"] = "memory"  # servers that tests start must not write to the user's home
     downloads.check_ci()
     forked_python.install(download_process, model_process, sandbox_process, real_server)
 
 
-MAY_BE_SKIPPED = {
-    "one processor only: nothing to keep apart",
-    "this process may not mount a small disk",
-    "this process is as nice as can be",
-    "no clone with the whole history",
-    "a history of its own",
-}
-"""Reasons that a machine of CI may have; every other skip fails the run there."""
+MAY_BE_SKIPPED = {"needs two CPUs", "no clone with the whole history", "the clone has another history"}
+"""Reasons for skips that are allowed in CI. Any other skip fails the run there."""
 _skipped: set[str] = set()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Remember why tests are skipped; with several workers, the one process that reports sees all."""
+    """Record why tests are skipped. With several workers, the controller process receives all reports."""
     if report.skipped and isinstance(report.longrepr, tuple) and not hasattr(report, "wasxfail"):
         _skipped.add(report.longrepr[2].removeprefix("Skipped: "))
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Whole files are skipped when they are collected."""
+    """Record why whole files are skipped during collection."""
     if report.skipped and isinstance(report.longrepr, tuple):
         _skipped.add(report.longrepr[2].removeprefix("Skipped: "))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """With ``--durations=N``, also print the files whose tests take longest."""
+    """Print the files whose tests take longest, if ``--durations=N`` is given."""
     if not terminalreporter.config.getoption("durations"):
         return
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -119,7 +113,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """In CI a skip that nobody has named is a failure."""
+    """Fail a run in CI whose skips are not all in `MAY_BE_SKIPPED`."""
     unnamed = sorted(_skipped - MAY_BE_SKIPPED)
     if unnamed and downloads.in_ci() and not hasattr(session.config, "workerinput"):
         print(
@@ -131,7 +125,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Close what llama_cpp opens on import and leaves open: noise behind the summary where warnings are errors."""
+    """Close files that llama_cpp opens on import. Otherwise ResourceWarnings follow the summary."""
     module = sys.modules.get("llama_cpp._utils")
     if module is not None:
         module.outnull_file.close()

@@ -1,1 +1,1 @@
-"""What Python costs: `python -m benchmarks.budget`, its parts, and what waits."""
+"""CPU time of Python in the server: `python -m benchmarks.budget`, its parts, and requests that wait."""

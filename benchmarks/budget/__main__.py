@@ -1,14 +1,14 @@
-"""What Python costs per token, per request and per waiter: the server in this process, asked by another one.
+"""Measure the CPU time of Python per token, per request and per waiting request. The server runs in this process.
 
 ``python -m benchmarks.budget [--only tokens|requests|waiters] [--figures]`` prints tables by part, or the sums as JSON.
 
-All is CPU time of the threads that serve (the kernel's count of each), so that neighbours on the machine change it less
-than the clock on the wall: caches and cores are still shared. One run counts only what the library does (decode,
-sampling), which gives the sums; another one every part. What the counting itself costs is measured and taken out.
+All figures are CPU times of threads, as counted by the kernel. Other processes change them less than wall time, though
+they share caches and cores. One run measures only the library (decode, sampling), for the sums; another one measures
+every part. The cost of measuring is measured, too, and subtracted.
 
-Per token: streams of chat in all slots. "Engine plus HTTP" is both threads without decode and native sampling; the goal
-is 60 us. Per request: chats of one token over kept connections, not streamed. "Python" is all threads and the processes
-that render templates, without decode and native sampling; the goal is 1,500 us. Per waiter: see `waiters`.
+Per token: chat streams in all slots. "Engine plus HTTP" is both threads without decode and native sampling; the goal is
+60 us. Per request: chats of one token over persistent connections, not streamed. "Python" is all threads and the
+template sandboxes, without decode and native sampling; the goal is 1,500 us. Per waiter: see `waiters`.
 """
 
 import argparse
@@ -50,8 +50,7 @@ _THREADS = {"llamapool-step": "step", "MainThread": "loop", "prepare": "prepare"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """``n_slots`` clients at a time, each with so many requests of so many tokens; ``unit`` is what costs are given
-    per."""
+    """``n_slots`` parallel clients, each with ``n_requests`` of ``n_tokens``. Costs are per ``unit``."""
 
     unit: str
     n_slots: int
@@ -60,13 +59,13 @@ class Work:
 
     @property
     def n(self) -> int:
-        """Units in all."""
+        """The number of units."""
         return self.n_slots * self.n_requests * self.n_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """CPU seconds by thread ("processes": those that render), and by part."""
+    """CPU seconds by thread ("processes": the template sandboxes) and by part."""
 
     threads: dict[str, float]
     parts: dict[str, float]
@@ -84,17 +83,17 @@ class Burst:
 
 async def _serve(model: Path, work: Work, parts: list[Part], bursts: int) -> Burst:
     n_slots = str(work.n_slots)
-    words = ["-m", str(model), "-a", "m", "-np", n_slots, "-c", str(work.n_slots * 1024), "-t", "1", "--port", "0"]
+    flags = ["-m", str(model), "-a", "m", "-np", n_slots, "-c", str(work.n_slots * 1024), "-t", "1", "--port", "0"]
     with Threads(parts) as threads:
-        async with serving(words) as port:
-            found = [await _burst(threads, port, work, f"burst {i}") for i in range(bursts + 1)]
-    return min(found[1:], key=lambda burst: burst.total)  # the first one warms everything up
+        async with serving(flags) as port:
+            results = [await _burst(threads, port, work, f"burst {i}") for i in range(bursts + 1)]
+    return min(results[1:], key=lambda burst: burst.total)  # the first one is a warm-up
 
 
 async def _burst(threads: Threads, port: int, work: Work, name: str) -> Burst:
     arguments = ["-c", _CLIENT, *map(str, (port, work.n_slots, work.n_requests, work.n_tokens)), name]
     client = await asyncio.create_subprocess_exec(sys.executable, *arguments)
-    before = _cpu_s(client.pid)  # starting a process is not serving
+    before = _cpu_s(client.pid)  # excludes the start of the client
     threads.reset()
     assert await client.wait() == 0
     spent = {name: s - before.get(name, 0.0) for name, s in _cpu_s(client.pid).items()}
@@ -102,11 +101,11 @@ async def _burst(threads: Threads, port: int, work: Work, name: str) -> Burst:
 
 
 def _cpu_s(client: int) -> dict[str, float]:
-    found = {"loop": 0.0, "prepare": 0.0, "step": 0.0, "other threads": 0.0}
+    spent = {"loop": 0.0, "prepare": 0.0, "step": 0.0, "other threads": 0.0}
     for name, seconds in cpu_of_threads_s():
         thread = next((short for long, short in _THREADS.items() if name.startswith(long)), "other threads")
-        found[thread] += seconds
-    return found | {"processes": sum(s for pid, s in cpu_of_children_s() if pid != client)}
+        spent[thread] += seconds
+    return spent | {"processes": sum(s for pid, s in cpu_of_children_s() if pid != client)}
 
 
 def sums(work: Work, bare: Burst) -> dict[str, float]:
@@ -116,7 +115,7 @@ def sums(work: Work, bare: Burst) -> dict[str, float]:
 
 
 def table(work: Work, parts: Iterable[Part], bare: Burst, detailed: Burst) -> str:
-    """Markdown. The parts are of the detailed burst, what is left of each thread is of the bare one."""
+    """Return a Markdown table: the parts of the `detailed` burst, and each thread's other time in the `bare` one."""
     lines = [f"| thread | part | us per {work.unit} | calls per {work.unit} |", "|---|---|--:|--:|"]
     counted: dict[str, float] = {}
     for part in parts:
@@ -143,30 +142,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.budget", description=__doc__)
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=200, help="of each stream")
-    parser.add_argument("--requests", type=int, default=100, help="of each client, one token each")
-    parser.add_argument("--bursts", type=int, default=3, help="the best one counts")
+    parser.add_argument("--tokens", type=int, default=200, help="per stream")
+    parser.add_argument("--requests", type=int, default=100, help="per client, of one token each")
+    parser.add_argument("--bursts", type=int, default=3, help="repetitions; the best one counts")
     parser.add_argument("--only", choices=("tokens", "requests", "waiters"))
     parser.add_argument("--figures", action="store_true", help="one JSON object instead of tables")
-    given = parser.parse_args()
+    options = parser.parse_args()
     figures: dict[str, float] = {}
-    kinds = [(Work("token", given.slots, 1, given.tokens), TOKEN_PARTS)]
-    kinds += [(Work("request", given.slots, given.requests, 1), REQUEST_PARTS)]
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as uvicorn chooses it
+    kinds = [(Work("token", options.slots, 1, options.tokens), TOKEN_PARTS)]
+    kinds += [(Work("request", options.slots, options.requests, 1), REQUEST_PARTS)]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in uvicorn
         for work, parts in kinds:
-            if given.only in (None, f"{work.unit}s"):
-                bare = runner.run(_serve(given.model, work, NATIVE, given.bursts))
+            if options.only in (None, f"{work.unit}s"):
+                bare = runner.run(_serve(options.model, work, NATIVE, options.bursts))
                 figures |= sums(work, bare)
-                if not given.figures:
-                    detailed = runner.run(_serve(given.model, work, parts, given.bursts))
+                if not options.figures:
+                    detailed = runner.run(_serve(options.model, work, parts, options.bursts))
                     print(table(work, parts, bare, detailed), end="\n\n", flush=True)
-    if given.only in (None, "waiters"):
+    if options.only in (None, "waiters"):
         found = asyncio.run(measure(N_TOKENS, N_WAITERS))
         figures["us a waiter and step"] = found.us
-        if not given.figures:
+        if not options.figures:
             print("| waiters | tokens | steps | us a waiter and step |\n|--:|--:|--:|--:|")
             print(f"| {N_WAITERS} | {N_TOKENS:,} | {found.n_steps} | {found.us:.1f} |")
-    if given.figures:
+    if options.figures:
         print(json.dumps(figures))
 
 

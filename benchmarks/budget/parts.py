@@ -1,4 +1,4 @@
-"""The parts of `benchmarks.budget`, and how their CPU time is counted: each without the parts that it calls."""
+"""The parts of `benchmarks.budget` and their CPU times, each without the parts that it calls."""
 
 import asyncio
 import threading
@@ -35,7 +35,7 @@ from server.transport.server import HttpProtocol
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A function whose time is counted under a name; of one that is async, what it computes between its waits."""
+    """A function and the name of its time in tables. For a coroutine, only the time between its awaits counts."""
 
     name: str
     thread: str
@@ -44,7 +44,7 @@ class Part:
 
 
 def _parts(thread: str, owner: Any, **functions: str) -> list[Part]:
-    """Functions of one owner, and the names that their time is counted under."""
+    """Return parts for functions of one owner; the values are the names of the parts."""
     return [Part(name, thread, owner, function) for function, name in functions.items()]
 
 
@@ -70,7 +70,7 @@ REQUEST_PARTS = [
     *_parts("loop", HttpProtocol, data_received="HTTP parse"),
     *_parts("loop", Middleware, __call__="middleware, routing"),
     *_parts("loop", generate, read_as="body", respond="handler"),
-    *_parts("loop", parse, parse="fields", read_messages="messages", read_shape="response format"),
+    *_parts("loop", parse, parse="fields", read_messages="messages", read_response_format="response format"),
     *_parts("loop", Session, start="lease, hand to threads"),
     *_parts("loop", Engine, submit="submit"),
     *_parts("loop", ChatWriter, body="reply"),
@@ -85,7 +85,7 @@ REQUEST_PARTS = [
 
 
 class Threads:
-    """Counts while it is entered. Every thread has a stack of the parts that it is in."""
+    """A context manager that measures the parts. Each thread has a stack of the parts that it is in."""
 
     def __init__(self, parts: list[Part]) -> None:
         self._parts = parts
@@ -96,23 +96,23 @@ class Threads:
         self._originals: list[tuple[Part, Any]] = []
         self._step: Callable[[Instance], bool] = Instance._step
         self.n_steps = 0
-        self._whole, self._inside = _cost()
+        self._call_s, self._own_s = _overhead()
 
     def reset(self) -> None:
-        """Forget what was counted so far."""
+        """Set all counts to zero."""
         self._seconds = dict.fromkeys((part.name for part in self._parts), 0.0)
         self._calls, self._inner = dict.fromkeys(self._seconds, 0), dict.fromkeys(self._seconds, 0)
         self.n_steps = 0
 
     def seconds(self) -> dict[str, float]:
-        """By part, without what counting took."""
+        """Return the seconds by part, without the cost of measuring."""
         return {
-            name: max(s - self._calls[name] * self._inside - self._inner[name] * (self._whole - self._inside), 0.0)
+            name: max(s - self._calls[name] * self._own_s - self._inner[name] * (self._call_s - self._own_s), 0.0)
             for name, s in self._seconds.items()
         }
 
     def calls(self) -> dict[str, int]:
-        """By part; of one that is async, how often it went on."""
+        """Return the calls by part; for a coroutine, how often it was resumed."""
         return dict(self._calls)
 
     def __enter__(self) -> Self:
@@ -132,9 +132,9 @@ class Threads:
     def _stepped(self, original: Callable[[Instance], bool]) -> Callable[[Instance], bool]:
         @wraps(original)
         def step(instance: Instance) -> bool:
-            went_on = original(instance)
-            self.n_steps += went_on
-            return went_on
+            has_worked = original(instance)
+            self.n_steps += has_worked
+            return has_worked
 
         return step
 
@@ -142,38 +142,38 @@ class Threads:
         if iscoroutinefunction(original):
 
             @wraps(original)
-            async def counted_async(*given: Any, **named: Any) -> Any:
-                return await _Steps(original(*given, **named), self._timed(name))
+            async def counted_async(*args: Any, **kwargs: Any) -> Any:
+                return await _Steps(original(*args, **kwargs), self._timed(name))
 
             return counted_async
 
         timed = self._timed(name)
 
         @wraps(original)
-        def counted(*given: Any, **named: Any) -> Any:
-            return timed(original, *given, **named)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            return timed(original, *args, **kwargs)
 
         return counted
 
     def _timed(self, name: str) -> Callable[..., Any]:
         local = self._local
 
-        def timed(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        def timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             stack = local.__dict__.setdefault("stack", [])
             frame = [0.0, 0]
             stack.append(frame)
-            began = time.thread_time()
+            start = time.thread_time()
             try:
-                return work(*given, **named)
+                return work(*args, **kwargs)
             finally:
-                took = time.thread_time() - began
+                seconds = time.thread_time() - start
                 stack.pop()
                 if name in self._seconds:
-                    self._seconds[name] += took - frame[0]
+                    self._seconds[name] += seconds - frame[0]
                     self._calls[name] += 1
                     self._inner[name] += int(frame[1])
                 if stack:
-                    stack[-1][0] += took
+                    stack[-1][0] += seconds
                     stack[-1][1] += 1
 
         return timed
@@ -181,29 +181,29 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class _Steps(Awaitable[Any]):
-    """A coroutine, each run of which between two waits is `timed`."""
+    """A coroutine whose runs between awaits are `timed`."""
 
     inner: Any
     timed: Callable[..., Any]
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        went_in, given = self.inner.send, None
+        resume, value = self.inner.send, None
         while True:
             try:
-                waits_for = self.timed(went_in, given)
+                awaited = self.timed(resume, value)
             except StopIteration as end:
                 return end.value
             try:
-                went_in, given = self.inner.send, (yield waits_for)
+                resume, value = self.inner.send, (yield awaited)
             except GeneratorExit:
                 self.inner.close()
                 raise
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is the coroutine's to handle
-                went_in, given = self.inner.throw, error
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (the coroutine handles it)
+                resume, value = self.inner.throw, error
 
 
-def _cost(n: int = 20_000) -> tuple[float, float]:
-    """What one counted call costs in all, and how much of it is counted as the function's own."""
+def _overhead(n: int = 20_000) -> tuple[float, float]:
+    """Return the seconds that measuring adds to a call, and the part of them that counts as the function's own."""
     threads = Threads.__new__(Threads)
     threads._seconds, threads._calls, threads._inner = {"": 0.0}, {"": 0}, {"": 0}
     threads._local = threading.local()
@@ -212,12 +212,12 @@ def _cost(n: int = 20_000) -> tuple[float, float]:
         pass
 
     counted = threads._counted("", nothing)
-    began = time.thread_time()
+    start = time.thread_time()
     for _ in range(n):
         nothing()
-    plain = time.thread_time() - began
-    began = time.thread_time()
+    plain = time.thread_time() - start
+    start = time.thread_time()
     for _ in range(n):
         counted()
-    whole = time.thread_time() - began
+    whole = time.thread_time() - start
     return (whole - plain) / n, threads._seconds[""] / n

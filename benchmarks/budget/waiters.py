@@ -1,8 +1,8 @@
-"""What it costs to wait for a prefix, as a part of `budget`.
+"""The cost of requests that wait for a prefix, as a part of `budget`.
 
-Requests with one long prompt arrive together, over an engine whose model is a fake. The first computes the prompt, the
-others wait for it in the queue, and are looked at in every step: how much processor time of the step thread that takes,
-for each of them and each step. The goal is 50 us.
+Requests with the same long prompt arrive together at an engine with a fake model. The first prefills the prompt. The
+others wait in the queue, and the scheduler checks them in every step. The figure is the CPU time of the step thread per
+waiting request and step. The goal is 50 us.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Microseconds of each waiter and step, and how many steps there were."""
+class WaitCost:
+    """Microseconds per waiting request and step, and the number of steps."""
 
     us: float
     n_steps: int
 
 
-async def measure(n_tokens: int, n_waiters: int) -> Found:
-    """Until the last one has its first token."""
+async def measure(n_tokens: int, n_waiters: int) -> WaitCost:
+    """Measure until the last request has its first token."""
     rng = random.Random(1)
     prompt = [rng.randrange(256) for _ in range(n_tokens)]
     (place,) = [part for part in TOKEN_PARTS if part.name == "place"]
@@ -36,13 +36,13 @@ async def measure(n_tokens: int, n_waiters: int) -> Found:
     engine = Engine([runner], EngineParams(), asyncio.get_running_loop())
     try:
         with Threads([place]) as threads:
-            await asyncio.gather(*(_ask(engine, [*prompt, *f" {i}".encode()]) for i in range(n_waiters + 1)))
-            return Found(1e6 * threads.seconds()["place"] / threads.n_steps / n_waiters, threads.n_steps)
+            await asyncio.gather(*(_run_request(engine, [*prompt, *f" {i}".encode()]) for i in range(n_waiters + 1)))
+            return WaitCost(1e6 * threads.seconds()["place"] / threads.n_steps / n_waiters, threads.n_steps)
     finally:
         await engine.close()
 
 
-async def _ask(engine: Engine, prompt: list[int]) -> None:
+async def _run_request(engine: Engine, prompt: list[int]) -> None:
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def sink(events: list[Event]) -> None:

@@ -1,1 +1,1 @@
-"""Llamapool against llama-server: `python -m benchmarks.compare`, what is measured together, and what is aimed at."""
+"""Llamapool compared with llama-server: `python -m benchmarks.compare`, its units, scenarios and goals."""

@@ -1,12 +1,12 @@
-"""Measure Llamapool against llama-server: the same model, threads, context and slots, in turn.
+"""Compare Llamapool with llama-server, with the same model, threads, context and slots.
 
 ``python -m benchmarks.compare [--rounds 3] [--scenario one,slots] [--json results.json]``
 
-Each unit of a round starts a server of every arm (`units.ARMS`). Each scenario runs on one after the other, because a
-processor's clock may differ by a tenth from one minute to the next; every second round takes the arms in reverse. The
-JSON is written after each scenario. A run that was cut off continues from it; a complete one, and one of another
-commit, is measured again from the start. A run in which other processes took too much of the CPU is not complete: the
-next one measures those figures again. See ``benchmarks/README.md``.
+Each unit of a round starts a server of every arm (`units.ARMS`). Each scenario runs on one server after the other,
+because a CPU's clock may change by 10% within a minute; every second round takes the arms in reverse order. The JSON is
+written after each scenario. An interrupted run continues from it. A complete run, or one of another commit, starts
+again. A run in which other processes used too much of the CPU is not complete, and the next run measures those figures
+again. See ``benchmarks/README.md``.
 """
 
 import argparse
@@ -34,42 +34,49 @@ MODELS = Path(__file__).parents[1] / "models"
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare Llamapool with llama-server.")
-    parser.add_argument("--model", type=Path, help="a GGUF; by default one with random weights is made")
-    parser.add_argument("--size", choices=SHAPES, default="135m", help="of the one that is made (%(default)s)")
-    parser.add_argument("--large-vocabulary", type=Path, help="for constrained output; one of 150k tokens is made")
-    parser.add_argument("--real-model", type=Path, help="a trained one, for what begins with real-")
-    parser.add_argument("--peer", type=Path, help="llama-server; tests.support.peer builds it by default")
+    parser.add_argument("--model", type=Path, help="a GGUF file (default: generated with random weights)")
+    parser.add_argument("--size", choices=SHAPES, default="135m", help="of the generated model (%(default)s)")
+    parser.add_argument(
+        "--large-vocabulary", type=Path, help="for constrained output (default: generated, 150k tokens)"
+    )
+    parser.add_argument("--real-model", type=Path, help="a trained model, for the scenarios real-*")
+    parser.add_argument("--peer", type=Path, help="path of llama-server (default: built by tests.support.peer)")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--ctx", type=int, default=16384, help="tokens of all slots together")
+    parser.add_argument("--ctx", type=int, default=16384, help="context tokens of all slots")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scenario", default="", help="comma-separated, of " + ",".join(NAMES))
-    parser.add_argument("--scale", type=float, default=1.0, help="of lengths and counts")
-    parser.add_argument("--budget-s", type=float, default=1500.0, help="start nothing that would end after this")
-    parser.add_argument("--only", choices=ARMS, help="one arm alone")
-    parser.add_argument("--flags", default="", help="more flags for both, separated by spaces, as --flags='-ngl 99'")
+    parser.add_argument("--scenario", default="", help="comma-separated: " + ",".join(NAMES))
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for lengths and counts")
+    parser.add_argument("--budget-s", type=float, default=1500.0, help="start no unit that would end later")
+    parser.add_argument("--only", choices=ARMS, help="measure only this arm")
+    parser.add_argument("--flags", default="", help="more flags for both servers, as --flags='-ngl 99'")
     parser.add_argument("--llamapool-flags", default="", help="more flags for Llamapool")
-    parser.add_argument("--json", type=Path, help="keep everything here: a run that is cut off goes on from it")
-    chosen = parser.parse_args(argv)
-    names = chosen.scenario.split(",") if chosen.scenario else list(REGULAR)
+    parser.add_argument("--json", type=Path, help="store results here; an interrupted run continues from it")
+    options = parser.parse_args(argv)
+    names = options.scenario.split(",") if options.scenario else list(REGULAR)
     if unknown := set(names) - set(NAMES):
         parser.error(f"unknown scenario: {', '.join(sorted(unknown))}")
-    chosen.names = tuple(name for name in NAMES if name in names)
-    chosen.servers = (chosen.only,) if chosen.only else tuple(ARMS)
-    return chosen
+    options.names = tuple(name for name in NAMES if name in names)
+    options.servers = (options.only,) if options.only else tuple(ARMS)
+    return options
 
 
 class Comparison:
-    """Results so far, and what is left to do."""
+    """A run of the comparison, with its results so far."""
 
-    def __init__(self, chosen: argparse.Namespace) -> None:
-        self._chosen = chosen
-        self._machine = machine_of(chosen)
-        self._began = time.monotonic()
-        self._longest: dict[str, float] = {}  # seconds that a unit took
-        options = {"threads": chosen.threads, "slots": chosen.slots, "ctx": chosen.ctx, "scale": chosen.scale}
-        options |= {name: self._machine.models[name].name for name in self._machine.models}
-        options |= {"flags": chosen.flags, "llamapool flags": chosen.llamapool_flags}
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._machine = machine_of(options)
+        self._started = time.monotonic()
+        self._longest: dict[str, float] = {}  # seconds by unit
+        described: dict[str, Any] = {
+            "threads": options.threads,
+            "slots": options.slots,
+            "ctx": options.ctx,
+            "scale": options.scale,
+        }
+        described |= {name: self._machine.models[name].name for name in self._machine.models}
+        described |= {"flags": options.flags, "llamapool flags": options.llamapool_flags}
         self.result: dict[str, Any] = {
             "environment": environment.describe("benchmarks.compare")
             | {
@@ -77,13 +84,13 @@ class Comparison:
                     kind: environment.model(path) for kind, path in sorted(self._machine.models.items(), key=_order)
                 }
             }
-            | {"arms": {name: " ".join(arm.flags) for name, arm in ARMS.items() if name in chosen.servers}},
-            "options": options,
+            | {"arms": {name: " ".join(arm.flags) for name, arm in ARMS.items() if name in options.servers}},
+            "options": described,
             "scenarios": [
                 name
                 for unit in UNITS
                 for name in unit.names
-                if name in chosen.names and unit.model in self._machine.models
+                if name in options.names and unit.model in self._machine.models
             ],
             "runs": [],
             "failures": [],
@@ -92,8 +99,8 @@ class Comparison:
         self._continue()
 
     def _continue(self) -> None:
-        """Take over what an earlier run that was cut off has measured. Exits when that was something else."""
-        file = self._chosen.json
+        """Load the results of an interrupted run. Exits if its options differ."""
+        file = self._options.json
         if file is None or not file.exists():
             return
         earlier = json.loads(file.read_text())
@@ -108,17 +115,17 @@ class Comparison:
         scenarios = [name for name in NAMES if name in {*earlier["scenarios"], *self.result["scenarios"]}]
         self.result = {**earlier, "runs": calm, "failures": [], "scenarios": scenarios}
         again = f", {n} were disturbed" if (n := len(earlier["runs"]) - len(calm)) else ""
-        print(f"going on with {file}: {len(calm)} figures are there{again}", file=sys.stderr)
+        print(f"continuing {file} with {len(calm)} results{again}", file=sys.stderr)
 
     def run(self) -> None:
-        """Everything that fits the budget."""
+        """Measure everything that fits into the time budget."""
         fitted = True
         units = [unit for unit in UNITS if unit.model in self._machine.models]
-        for number in range(1, self._chosen.rounds + 1):
+        for number in range(1, self._options.rounds + 1):
             for unit in units:
                 if not unit.once:
                     fitted &= self._unit(unit, number)
-        for unit in units:  # these take long: last, for what the budget leaves
+        for unit in units:  # these take long, so they run last
             if unit.once:
                 fitted &= self._unit(unit, 1)
         disturbed = any(map(_disturbed, self.result["runs"]))
@@ -126,42 +133,42 @@ class Comparison:
         self._save()
 
     def _unit(self, unit: Unit, number: int) -> bool:
-        """Measure what is missing of it; False when that would not fit the budget."""
+        """Measure the missing scenarios of a unit. Returns False if they do not fit into the time budget."""
         done = {(run["server"], run["scenario"]) for run in self.result["runs"] if run["round"] == number}
-        wanted = {
+        missing = {
             server: [
-                name for name in unit.measured_by(server) if name in self._chosen.names and (server, name) not in done
+                name for name in unit.measured_by(server) if name in self._options.names and (server, name) not in done
             ]
             for server in (unit.arms if number % 2 else reversed(unit.arms))
-            if server in self._chosen.servers
+            if server in self._options.servers
         }
-        if not any(wanted.values()):
+        if not any(missing.values()):
             return True
-        began = time.monotonic()
-        if began - self._began + self._longest.get(unit.name, 0.0) > self._chosen.budget_s:
+        started = time.monotonic()
+        if started - self._started + self._longest.get(unit.name, 0.0) > self._options.budget_s:
             print(f"round {number} {unit.name} would not fit the budget", file=sys.stderr)
             return False
         try:
-            for server, measured in measure(unit, wanted, number, self._machine):
-                self._keep(server, number, measured)
+            for server, measured in measure(unit, missing, number, self._machine):
+                self._store(server, number, measured)
         except (BenchError, ServerStartError) as error:
             print(f"round {number} {unit.name} failed: {error}", file=sys.stderr)
             self.result["failures"].append({"round": number, "unit": unit.name, "why": str(error)})
-        took = time.monotonic() - began
-        self._longest[unit.name] = max(took, self._longest.get(unit.name, 0.0))
+        seconds = time.monotonic() - started
+        self._longest[unit.name] = max(seconds, self._longest.get(unit.name, 0.0))
         return True
 
-    def _keep(self, server: str, number: int, measured: Measured) -> None:
-        shown = ", ".join(f"{figure} {value:.4g}" for figure, value in measured.figures.items())
-        at = f"{time.monotonic() - self._began:5.0f} s  round {number} {server:15} {measured.name:16}"
-        print(f"{at} {shown} (others {measured.others:.0%})", file=sys.stderr, flush=True)
+    def _store(self, server: str, number: int, measured: Measured) -> None:
+        figures = ", ".join(f"{figure} {value:.4g}" for figure, value in measured.figures.items())
+        prefix = f"{time.monotonic() - self._started:5.0f} s  round {number} {server:15} {measured.name:16}"
+        print(f"{prefix} {figures} (others {measured.others:.0%})", file=sys.stderr, flush=True)
         run = {"round": number, "server": server, "scenario": measured.name, "metrics": measured.figures}
         self.result["runs"].append({**run, "others": measured.others})
         self._save()
 
     def _save(self) -> None:
-        """Never half of it, whenever this process is ended."""
-        file = self._chosen.json
+        """Write the results atomically."""
+        file = self._options.json
         if file is None:
             return
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -171,33 +178,33 @@ class Comparison:
 
 
 def _disturbed(run: dict[str, Any]) -> bool:
-    """Whether others had so much of the machine that the next run is to measure it again."""
+    """Return whether other processes used so much CPU time that the next run must measure it again."""
     return bool(run["others"] > CALM and run["scenario"] not in ONCE)
 
 
-def machine_of(chosen: argparse.Namespace) -> Machine:
-    """What the command line says; the peer and the models are made where they are missing."""
+def machine_of(options: argparse.Namespace) -> Machine:
+    """Return the machine for `options`. Builds the peer and generates models if they are missing."""
     models: dict[Kind, Path] = {
-        "random": chosen.model.resolve() if chosen.model else _made(chosen.size),
+        "random": options.model.resolve() if options.model else _generated(options.size),
     }
-    if "constrained" in chosen.names:
-        models["large"] = chosen.large_vocabulary.resolve() if chosen.large_vocabulary else _made("135m-150k")
-    if chosen.real_model:
-        models["trained"] = chosen.real_model.resolve()
+    if "constrained" in options.names:
+        models["large"] = options.large_vocabulary.resolve() if options.large_vocabulary else _generated("135m-150k")
+    if options.real_model:
+        models["trained"] = options.real_model.resolve()
     try:
-        peer = chosen.peer or (build() if "peer" in chosen.servers else Path())
+        peer = options.peer or (build() if "peer" in options.servers else Path())
     except PeerError as error:
         raise SystemExit(str(error)) from None
     return Machine(
         peer=peer,
         models=models,
-        threads=chosen.threads,
-        slots=chosen.slots,
-        ctx=chosen.ctx,
-        scale=chosen.scale,
-        flags=tuple(chosen.flags.split()),
-        llamapool_flags=tuple(chosen.llamapool_flags.split()),
-        projector=projector_for(MODELS, _n_embd(models["random"])) if "media" in chosen.names else Path(),
+        threads=options.threads,
+        slots=options.slots,
+        ctx=options.ctx,
+        scale=options.scale,
+        flags=tuple(options.flags.split()),
+        llamapool_flags=tuple(options.llamapool_flags.split()),
+        projector=projector_for(MODELS, _n_embd(models["random"])) if "media" in options.names else Path(),
     )
 
 
@@ -206,8 +213,8 @@ def _n_embd(model: Path) -> int:
     return header.integer(f"{header.metadata['general.architecture']}.embedding_length")
 
 
-def _made(size: str) -> Path:
-    """The model of that size, written the first time."""
+def _generated(size: str) -> Path:
+    """Return the path of the model with random weights of this size. Writes it if it does not exist."""
     shape = SHAPES[size]
     path = MODELS / f"bench-{size}-{shape.n_layer}x{shape.n_vocab}.gguf"
     if not path.exists():
@@ -229,7 +236,7 @@ def main() -> None:
     comparison.run()
     print(tables(comparison.result))
     if not comparison.result["complete"]:
-        raise SystemExit("not complete: run the same command again, on a quiet machine")
+        raise SystemExit("not complete: run the same command again, on an idle machine")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Goals: limits for Llamapool's figures against llama-server's of the same run, scenario by scenario."""
+"""Goals by scenario: limits for Llamapool's figures relative to llama-server's of the same run."""
 
 import statistics
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from typing import Literal
 
 Kind = Literal["ratio", "difference", "value"]
 EQUAL = 0.03
-"""A median so near to its limit, after two rounds or more, is neither met nor missed: the machine varies as much."""
+"""A median this close to its limit, after two rounds or more, is neither met nor missed: the machine varies as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """``limit`` is for the quotient of both servers' figures, for their difference, or for Llamapool's own."""
+    """A limit for the ratio of both servers' figures, for their difference, or for Llamapool's figure (``kind``)."""
 
     scenario: str
     figure: str
@@ -20,21 +20,21 @@ class Goal:
     limit: float
     at_least: bool = False
 
-    def reached(self, ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-        """What the limit is compared with, round by round."""
+    def reached(self, llamapool: Sequence[float], peer: Sequence[float]) -> list[float]:
+        """Return the value of each round that is compared with the limit."""
         if self.kind == "value":
-            return list(ours)
-        pairs = zip(ours, theirs, strict=False)
+            return list(llamapool)
+        pairs = zip(llamapool, peer, strict=False)
         return [a / b for a, b in pairs if b] if self.kind == "ratio" else [a - b for a, b in pairs]
 
     def verdict(self, reached: Sequence[float]) -> str:
-        """Return "met", "equal" (`EQUAL`) or "not met", by the median of the rounds."""
+        """Return "met", "equal" (`EQUAL`) or "not met" for the median of the rounds."""
         middle = statistics.median(reached)
         if len(reached) > 1 and abs(middle / self.limit - 1) <= EQUAL:
             return "equal"
         return "met" if (middle >= self.limit if self.at_least else middle <= self.limit) else "not met"
 
-    def wanted(self) -> str:
+    def description(self) -> str:
         bound = "at least" if self.at_least else "at most"
         return {
             "ratio": f"{bound} {self.limit:g} of llama-server's",
@@ -51,8 +51,8 @@ def _at_most(limit: float, kind: Kind = "ratio") -> tuple[Kind, float, bool]:
     return kind, limit, False
 
 
-# By scenario and figure, the trained model first.
-_WANTED = {
+# Limits by scenario and figure, the trained model first.
+_LIMITS = {
     "real-one": {"tok/s": _at_least(1.0)},
     "real-slots": {"tok/s": _at_least(1.0)},
     "real-constrained": {"tok/s": _at_least(1.0), "TTFT p50 ms": _at_most(1.1)},
@@ -93,5 +93,5 @@ _WANTED = {
     "steady": {"growth MB": _at_most(10.0, "value")},
 }
 GOALS = tuple(
-    Goal(scenario, figure, *wanted) for scenario, figures in _WANTED.items() for figure, wanted in figures.items()
+    Goal(scenario, figure, *limit) for scenario, figures in _LIMITS.items() for figure, limit in figures.items()
 )

@@ -1,4 +1,4 @@
-"""Scenarios of the comparison besides those of `llamapool bench`, also what any load generator measures."""
+"""Scenarios of the comparison in addition to those of `llamapool bench`."""
 
 import json
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from server.bench.scenarios import (
 )
 
 TEXTS = 256
-WAVES = 3  # of streams that fill half of the slots
-SHORT, LONG = 24, 120  # tokens of streams that end early, and of those left over
+WAVES = 3  # rounds of streams in half of the slots
+SHORT, LONG = 24, 120  # tokens of streams that end early, and of the others
 FILE = """[server]
 host = "0.0.0.0"
 port = 8080
@@ -60,7 +60,7 @@ PROSE = (
     "lantern and sat down on a barrel. Then he took a piece of bread from his pocket and broke it in two. One half "
     "he ate, and the other he gave to the gulls, as he had done every morning for eleven years."
 )
-ASKED = ("an old clockmaker", "a lost letter", "a village without rain", "the last train", "a very small dragon")
+HEROES = ("an old clockmaker", "a lost letter", "a village without rain", "the last train", "a very small dragon")
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -95,16 +95,16 @@ def decode_rate(record: ClientRecord) -> float:
 
 async def send_requests(client: ModelClient, bodies: Sequence[Fields], n_parallel: int) -> list[ClientRecord]:
     """Send requests that are not streamed, over `n_parallel` connections that stay open."""
-    waiting = [client.payload(body) for body in reversed(bodies)]
+    payloads = [client.payload(body) for body in reversed(bodies)]
     records: list[ClientRecord] = []
 
-    async def connected() -> None:
+    async def send_over_one_connection() -> None:
         async with Connection(client.target) as connection:
-            while waiting:
-                _, record = await client.within(connection.exchange("POST", client.path, waiting.pop()))
+            while payloads:
+                _, record = await client.within(connection.exchange("POST", client.path, payloads.pop()))
                 records.append(record)
 
-    await all_of(connected() for _ in range(n_parallel))
+    await all_of(send_over_one_connection() for _ in range(n_parallel))
     return records
 
 
@@ -114,7 +114,7 @@ async def _one(client: ModelClient, setting: Setting) -> Figures:
 
 
 async def _slots(client: ModelClient, setting: Setting) -> Figures:
-    return of_streams(await _loaded(client, setting.words("slots"), setting.n_parallel, setting.count(64, 2)))
+    return of_streams(await _run_streams(client, setting.words("slots"), setting.n_parallel, setting.count(64, 2)))
 
 
 async def _rate(client: ModelClient, setting: Setting) -> Figures:
@@ -135,29 +135,29 @@ async def _constrained(client: ModelClient, setting: Setting) -> Figures:
     chat = replace(client, chat=True)
     record = await chat.stream(chat.body([prompt], setting.count(96, 2), response_format=schema))
     if not record.text.lstrip().startswith("{"):
-        raise BenchError(f"the server did not hold its output to the schema: {json.dumps(record.text[:100])}")
+        raise BenchError(f"the output does not match the schema: {json.dumps(record.text[:100])}")
     return {"tok/s": decode_rate(record), **of_first_tokens([record])}
 
 
-async def _loaded(client: ModelClient, words: RandomText, n_streams: int, n_predict: int) -> list[ClientRecord]:
+async def _run_streams(client: ModelClient, words: RandomText, n_streams: int, n_predict: int) -> list[ClientRecord]:
     return await client.streams([client.body([words.text(12)], n_predict) for _ in range(n_streams)])
 
 
-def _together(records: Sequence[ClientRecord]) -> float:
-    """Tokens per second of streams that run side by side, from first tokens to last ones."""
+def _total_rate(records: Sequence[ClientRecord]) -> float:
+    """Return the tokens per second of parallel streams, from first tokens to last ones."""
     return sum(decode_rate(record) for record in records)
 
 
 async def _partial(client: ModelClient, setting: Setting) -> Figures:
     words, n, n_predict = setting.words("partial"), setting.n_parallel, setting.count(48, 2)
-    rates = {k: _together(await _loaded(client, words, k, n_predict)) for k in range(1, n)}
+    rates = {k: _total_rate(await _run_streams(client, words, k, n_predict)) for k in range(1, n)}
     return {f"{k} of {n}: tok/s": rate for k, rate in rates.items()}
 
 
-async def _every_other(
+async def _short_and_long(
     client: ModelClient, setting: Setting, words: RandomText
 ) -> tuple[list[ClientRecord], list[ClientRecord]]:
-    """A stream in every slot, of which every other is short: those that end early, and those that are left over."""
+    """Run a stream in every slot, every second of them short. Returns the short streams and the long ones."""
     lengths = [setting.count((LONG, SHORT)[i % 2], 2) for i in range(setting.n_parallel)]
     records = await client.streams([client.body([words.text(12)], length) for length in lengths])
     return records[1::2], records[::2]
@@ -165,10 +165,10 @@ async def _every_other(
 
 async def _half(client: ModelClient, setting: Setting) -> Figures:
     words = setting.words("half")
-    await _every_other(client, setting, words)
+    await _short_and_long(client, setting, words)
     n_predict = setting.count(48, 2)
-    waves = [await _loaded(client, words, setting.n_parallel // 2, n_predict) for _ in range(WAVES)]
-    return {"tok/s": median(_together(wave) for wave in waves)}
+    waves = [await _run_streams(client, words, setting.n_parallel // 2, n_predict) for _ in range(WAVES)]
+    return {"tok/s": median(_total_rate(wave) for wave in waves)}
 
 
 def _after(record: ClientRecord, moment: float) -> ClientRecord:
@@ -179,10 +179,10 @@ def _after(record: ClientRecord, moment: float) -> ClientRecord:
 
 async def _left(client: ModelClient, setting: Setting) -> Figures:
     words = setting.words("left")
-    alone = _together(await _loaded(client, words, setting.n_parallel // 2, setting.count(64, 2)))
-    ended, left = await _every_other(client, setting, words)
-    since = max(record.done for record in ended)
-    later = [_after(record, since) for record in left]
+    alone = _total_rate(await _run_streams(client, words, setting.n_parallel // 2, setting.count(64, 2)))
+    short, long = await _short_and_long(client, setting, words)
+    short_end = max(record.done for record in short)
+    later = [_after(record, short_end) for record in long]
     rate = sum(decode_rate(record) for record in later)
     return {"tok/s": rate, f"of {setting.n_parallel // 2} alone": rate / alone}
 
@@ -195,23 +195,23 @@ async def _answer(client: ModelClient, prompt: str, n_predict: int) -> Figures:
 
 async def _edit(client: ModelClient, setting: Setting) -> Figures:
     source = f"#{setting.words('edit').text(4)}\n{FILE}"
-    asked = "Change the port of the server to 9090 and write the whole file again."
-    return await _answer(client, f"```toml\n{source}```\n\n{asked}", setting.count(192, 2))
+    task = "Change the port of the server to 9090 and write the whole file again."
+    return await _answer(client, f"```toml\n{source}```\n\n{task}", setting.count(192, 2))
 
 
 async def _quote(client: ModelClient, setting: Setting) -> Figures:
-    asked = "Repeat the following text word for word."
-    return await _answer(client, f"{asked}\n\n{setting.words('quote').text(4)[1:]}. {PROSE}", setting.count(192, 2))
+    task = "Repeat the following text word for word."
+    return await _answer(client, f"{task}\n\n{setting.words('quote').text(4)[1:]}. {PROSE}", setting.count(192, 2))
 
 
 async def _other(client: ModelClient, setting: Setting) -> Figures:
     chat = replace(client, chat=True)
-    prompts = [f"Write a short story about {hero}.{setting.words('other').text(4)}" for hero in ASKED]
+    prompts = [f"Write a short story about {hero}.{setting.words('other').text(4)}" for hero in HEROES]
     records = [await chat.stream(chat.body([prompt], setting.count(96, 2))) for prompt in prompts]
-    n_tokens, took_s = sum(r.n_predicted - 1 for r in records), sum(r.events[-1] - r.events[0] for r in records)
-    if took_s <= 0:  # all of each came in one piece
-        n_tokens, took_s = sum(r.n_predicted for r in records), sum(r.done - r.sent for r in records)
-    return {"tok/s": n_tokens / took_s}
+    n_tokens, seconds = sum(r.n_predicted - 1 for r in records), sum(r.events[-1] - r.events[0] for r in records)
+    if seconds <= 0:  # each reply arrived at once
+        n_tokens, seconds = sum(r.n_predicted for r in records), sum(r.done - r.sent for r in records)
+    return {"tok/s": n_tokens / seconds}
 
 
 async def _embeddings(client: ModelClient, setting: Setting) -> Figures:

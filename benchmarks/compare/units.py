@@ -1,4 +1,4 @@
-"""What is measured together: a unit is a server process of each arm, with certain settings, and what is run on it."""
+"""The units of the comparison: a server process of each arm with common settings, and the scenarios that run on it."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.support.real_server import ROOT, RealServer, free_port, llamapool
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A program with flags of its own, as one column of the tables."""
+    """A program with its flags: one column of the tables."""
 
     title: str
     program: Literal["llamapool", "peer", "null"]
@@ -40,14 +40,14 @@ ARMS = {
 SERVERS = ("llamapool", "peer")
 """The arms that goals compare."""
 SPECULATION = ("llamapool-plain", "peer-ngram")
-YIELDING = {"OMP_WAIT_POLICY": "passive"}  # libgomp's threads sleep at once where they have to wait
-START_S = 120.0  # a server that has not answered by then failed
+YIELDING = {"OMP_WAIT_POLICY": "passive"}  # libgomp's threads sleep immediately when they wait
+START_S = 120.0  # the time limit for the start of a server
 POLL_S = 0.01
 IDLE_S = 5.0
-N_WARM, N_STEADY = 1_000, 10_000  # requests before the first look at memory, and between that and the second
-LIMIT_S = 300.0  # of one request
-ATTEMPTS = 3  # at what others disturb
-AGAIN = 1_000  # between the seeds of attempts
+N_WARM, N_STEADY = 1_000, 10_000  # requests before the first measurement of memory, and between it and the second
+LIMIT_S = 300.0  # time limit of a request
+ATTEMPTS = 3  # if other processes use the CPU
+SEED_STEP = 1_000  # between the seeds of attempts
 
 
 Kind = Literal["random", "large", "trained"]
@@ -55,37 +55,37 @@ Kind = Literal["random", "large", "trained"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What all servers are started with."""
+    """The settings of all servers."""
 
     peer: Path  # llama-server
-    models: Mapping[Kind, Path]  # without the trained one, what is measured on it is left out
+    models: Mapping[Kind, Path]  # without "trained", its scenarios are skipped
     threads: int
     slots: int
     ctx: int
     scale: float = 1.0
-    flags: tuple[str, ...] = ()  # both servers'
+    flags: tuple[str, ...] = ()  # of both servers
     llamapool_flags: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)  # both servers'
-    projector: Path = Path()  # of the random model
+    environment: Mapping[str, str] = field(default_factory=dict)  # of both servers
+    projector: Path = Path()  # for the random model
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """``names`` are what it measures: scenarios, or figures of the process.
+    """Scenarios, or figures of the process (``names``), that share server processes.
 
-    ``once``: not in every round. ``also``: more arms, with what they measure of it. ``by_itself``: takes minutes, so it
-    is measured only where ``--scenario`` names it.
+    ``once``: not in every round. ``also``: scenarios by additional arm. ``by_itself``: takes minutes, so it runs only
+    if ``--scenario`` names it. ``media``: servers get the machine's projector. ``slots``: 0 = the machine's.
     """
 
     name: str
     names: tuple[str, ...]
-    slots: int = 0  # 0: the machine's
+    slots: int = 0
     flags: tuple[str, ...] = ()
     model: Kind = "random"
     once: bool = False
     peer_environment: Mapping[str, str] = field(default_factory=dict)
     servers: tuple[str, ...] = SERVERS
-    sees: bool = False  # with the machine's projector
+    media: bool = False
     also: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     by_itself: bool = False
 
@@ -111,12 +111,12 @@ UNITS = (
         also={"null": ("rate",)},
     ),
     Unit("rest", ("rest",)),
-    Unit("partial", ("partial",)),  # each of these in slots without a history but its own
+    Unit("partial", ("partial",)),  # this unit and the next two need new slots
     Unit("half", ("half",)),
     Unit("left", ("left",)),
     Unit("yielding", ("contended-yielding",), peer_environment=YIELDING),
     Unit("constrained", ("constrained",), model="large"),
-    Unit("media", ("media",), sees=True),
+    Unit("media", ("media",), media=True),
     Unit("embeddings", ("embeddings",), flags=("--embeddings", "--pooling", "mean")),
     Unit("inside", ("inside",), once=True, servers=("llamapool",)),
     Unit("context", ("context",), slots=1, once=True, by_itself=True),
@@ -138,15 +138,15 @@ TITLES = {
 
 @contextmanager
 def started(server: str, unit: Unit, machine: Machine) -> Iterator[tuple[RealServer, float]]:
-    """A server that answers /health, and how many seconds after its process began."""
-    began = time.monotonic()
-    running = _start(server, unit, machine)
+    """Start a server and wait until /health succeeds. Yields it and the seconds that it took."""
+    start = time.monotonic()
+    process = _start(server, unit, machine)
     try:
-        running.ready_s, running.poll_s = START_S, POLL_S
-        running.wait_until_ready()
-        yield running, time.monotonic() - began
+        process.ready_s, process.poll_s = START_S, POLL_S
+        process.wait_until_ready()
+        yield process, time.monotonic() - start
     finally:
-        running.stop()
+        process.stop()
 
 
 def _start(name: str, unit: Unit, machine: Machine) -> RealServer:
@@ -156,7 +156,7 @@ def _start(name: str, unit: Unit, machine: Machine) -> RealServer:
         return RealServer([sys.executable, "-m", "benchmarks.null_server", str(port)], port)
     model, slots = machine.models[unit.model], unit.slots or machine.slots
     flags = ["-c", str(machine.ctx), "-np", str(slots), "-t", str(machine.threads), *machine.flags, *unit.flags]
-    flags += ["--mmproj", str(machine.projector)] if unit.sees else []
+    flags += ["--mmproj", str(machine.projector)] if unit.media else []
     flags += arm.flags
     if arm.program == "llamapool":
         return llamapool(model, *flags, *machine.llamapool_flags, environment=machine.environment)
@@ -165,7 +165,7 @@ def _start(name: str, unit: Unit, machine: Machine) -> RealServer:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One scenario, or figures of the process. ``others``: their share of the processors meanwhile."""
+    """The figures of a scenario. ``others``: the CPU share of other processes meanwhile."""
 
     name: str
     figures: Figures
@@ -173,25 +173,25 @@ class Measured:
 
 
 def measure(
-    unit: Unit, wanted: Mapping[str, Collection[str]], seed: int, machine: Machine
+    unit: Unit, scenarios: Mapping[str, Collection[str]], seed: int, machine: Machine
 ) -> Iterator[tuple[str, Measured]]:
-    """Start the servers of all arms with something `wanted`, run each scenario on one after the other, and stop them.
+    """Start the servers with `scenarios`, run each scenario on one server after the other, and stop the servers.
 
-    What others have disturbed is measured again, with new prompts, and the calmest counts.
+    If other processes use the CPU, a scenario is repeated with new prompts. The attempt with the least of it counts.
     """
     if unit.name == "inside":
         yield "llamapool", _inside(machine)
         return
-    with ExitStack() as up:
-        at = {
-            server: _Running(*up.enter_context(started(server, unit, machine)), unit, machine)
-            for server, names in wanted.items()
+    with ExitStack() as stack:
+        running = {
+            server: _Running(*stack.enter_context(started(server, unit, machine)), unit, machine)
+            for server, names in scenarios.items()
             if names
         }
         for name in unit.names:
-            for server, running in at.items():
-                if name in wanted[server]:
-                    yield server, running.calmest(name, seed)
+            for server, process in running.items():
+                if name in scenarios[server]:
+                    yield server, process.measure(name, seed)
 
 
 class _Running:
@@ -201,35 +201,37 @@ class _Running:
         self._fit = 1.0 if "--embeddings" in unit.flags else asyncio.run(words_per_word(self._session))
         self._slots, self._scale = unit.slots or machine.slots, machine.scale
 
-    def calmest(self, name: str, seed: int) -> Measured:
-        """Measure a scenario, or figures of the process, until others leave it alone."""
-        seen: list[Measured] = []
-        while not seen or (seen[-1].others > CALM and len(seen) < ATTEMPTS and name not in _OWN and not self._once):
-            setting = Setting(seed + AGAIN * len(seen), self._slots, self._scale, self._fit)
+    def measure(self, name: str, seed: int) -> Measured:
+        """Measure a scenario until other processes use little CPU time. Returns the attempt with the least of it."""
+        attempts: list[Measured] = []
+        while not attempts or (
+            attempts[-1].others > CALM and len(attempts) < ATTEMPTS and name not in _OWN and not self._once
+        ):
+            setting = Setting(seed + SEED_STEP * len(attempts), self._slots, self._scale, self._fit)
             others = Others(self._server.process.pid)
             own = _OWN.get(name)
             if own is not None:
                 figures = own(self._server, self._session, setting, self._start_s)
             else:
                 figures = run(named_scenario(name), self._session, setting)
-            seen.append(Measured(name, figures, others.share()))
-        return min(seen, key=lambda measured: measured.others)
+            attempts.append(Measured(name, figures, others.share()))
+        return min(attempts, key=lambda measured: measured.others)
 
 
 def _inside(machine: Machine) -> Measured:
     others = Others()
     command = [sys.executable, "-m", "benchmarks.budget", "--slots", str(machine.slots), "--figures"]
-    found = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return Measured("inside", json.loads(found.stdout), others.share())
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return Measured("inside", json.loads(done.stdout), others.share())
 
 
 def named_scenario(name: str) -> Scenario:
-    wanted = name.removeprefix("real-").removesuffix("-yielding")
-    return next(scenario for scenario in SCENARIOS if scenario.name == wanted)
+    base_name = name.removeprefix("real-").removesuffix("-yielding")
+    return next(scenario for scenario in SCENARIOS if scenario.name == base_name)
 
 
 def _rest(running: RealServer, session: ModelClient, setting: Setting, start_s: float) -> Figures:
-    """Of a process that has answered one request, and after the load of three scenarios."""
+    """Measure the start and the idle CPU share after one request, and the peak memory after three scenarios."""
     idle = idle_percent(running.process.pid, IDLE_S)
     for name in ("one", "slots", "rate"):
         run(named_scenario(name), session, setting)
@@ -237,7 +239,7 @@ def _rest(running: RealServer, session: ModelClient, setting: Setting, start_s: 
 
 
 def _steady(running: RealServer, session: ModelClient, setting: Setting, _start_s: float) -> Figures:
-    """Memory after many requests, beside that after some."""
+    """Measure the memory after `N_WARM` requests and its growth by `N_STEADY` more."""
     _many(session, setting, N_WARM)
     before = resident_mb(running.process.pid)
     _many(session, setting, N_STEADY)

@@ -1,1 +1,1 @@
-"""Replicas on a Ray cluster: `python -m benchmarks.ray_routing`, and the router that it compares with."""
+"""Routers of replicas on a Ray cluster compared: `python -m benchmarks.ray_routing`."""

@@ -1,8 +1,8 @@
-"""Two replicas on a Ray cluster: hit rate and first token by how requests are routed.
+"""Measure hit rate and time to first token of two replicas on a Ray cluster by router.
 
-``python -m benchmarks.ray_routing --model MODEL.gguf`` (needs ``llamapool[ray]``): conversations, each with a long
-system prompt of its own, turn by turn through all of them, several at a time, once with each router: ours (`prefix`),
-Serve's own (`queue`: the shorter queue of two), and `random`. Each has replicas of its own, which begin with nothing.
+``python -m benchmarks.ray_routing --model MODEL.gguf`` (needs ``llamapool[ray]``) runs conversations with different
+long system prompts, turn by turn, several in parallel, with each router: Llamapool's (`prefix`), Ray Serve's (`queue`:
+the shorter queue of two), and `random`. Each router has its own replicas, whose caches start empty.
 """
 
 import argparse
@@ -30,8 +30,8 @@ REPLICA = "x-llamapool-replica"
 
 
 @dataclass(frozen=True, slots=True)
-class StreamParser:
-    """One reply: seconds to its first token, tokens of its prompt, and how many of these needed no computing."""
+class Turn:
+    """One reply: seconds to its first token, and its prompt tokens and cached tokens."""
 
     conversation: int
     nth: int
@@ -42,19 +42,18 @@ class StreamParser:
 
 
 class Conversation:
-    """Messages so far; each conversation's system prompt is its own."""
+    """A conversation with a unique system prompt, and its messages so far."""
 
     def __init__(self, number: int, n_words: int, seed: int) -> None:
-        chosen = random.Random(f"{seed} {number}")
         self.number = number
-        self._chosen = chosen
+        self._random = random.Random(f"{seed} {number}")
         self.messages = [{"role": "system", "content": f"Case {number}. " + self._words(n_words)}]
 
     def _words(self, n: int) -> str:
-        return " ".join(self._chosen.choice(WORDS) for _ in range(n))
+        return " ".join(self._random.choice(WORDS) for _ in range(n))
 
-    def ask(self, cluster: RayCluster, path: str, nth: int) -> StreamParser:
-        """The next turn, streamed."""
+    def next_turn(self, cluster: RayCluster, path: str, nth: int) -> Turn:
+        """Stream the next turn."""
         self.messages.append({"role": "user", "content": self._words(20)})
         body = {
             "messages": self.messages,
@@ -62,7 +61,7 @@ class Conversation:
             **{"max_tokens": 16, "ignore_eos": True, "temperature": 0},
         }
         connection = http.client.HTTPConnection(cluster.host, cluster.port, timeout=300)
-        began = time.monotonic()
+        start = time.monotonic()
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         assert response.status == 200, response.read()
@@ -70,14 +69,14 @@ class Conversation:
         usage: dict[str, Any] = {}
         for event in _events(response):
             for choice in event["choices"]:
-                if said := choice["delta"].get("content"):
-                    first = first or time.monotonic() - began
-                    text += said
+                if content := choice["delta"].get("content"):
+                    first = first or time.monotonic() - start
+                    text += content
             usage = event.get("usage") or usage
         connection.close()
         self.messages.append({"role": "assistant", "content": text})
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return StreamParser(self.number, nth, first, usage["prompt_tokens"], cached, response.getheader(REPLICA) or "")
+        return Turn(self.number, nth, first, usage["prompt_tokens"], cached, response.getheader(REPLICA) or "")
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
@@ -86,17 +85,18 @@ def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix(b"data: "))
 
 
-def measure(cluster: RayCluster, router: str, arguments: argparse.Namespace) -> list[StreamParser]:
-    """Every turn of every conversation, in the order of turns."""
-    talks = [Conversation(n, arguments.words, arguments.seed) for n in range(arguments.conversations)]
-    turns: list[StreamParser] = []
-    with ThreadPoolExecutor(arguments.at_once) as threads:
+def measure(cluster: RayCluster, router: str, arguments: argparse.Namespace) -> list[Turn]:
+    """Run all turns of all conversations, in the order of turns."""
+    conversations = [Conversation(n, arguments.words, arguments.seed) for n in range(arguments.conversations)]
+    path = f"/{router}/v1/chat/completions"
+    turns: list[Turn] = []
+    with ThreadPoolExecutor(arguments.parallel) as threads:
         for nth in range(arguments.turns):
-            turns += threads.map(lambda talk: talk.ask(cluster, f"/{router}/v1/chat/completions", nth), talks)  # noqa: B023
+            turns += threads.map(lambda each: each.next_turn(cluster, path, nth), conversations)  # noqa: B023
     return turns
 
 
-def figures(router: str, turns: Sequence[StreamParser]) -> dict[str, float | int | str]:
+def figures(router: str, turns: Sequence[Turn]) -> dict[str, float | int | str]:
     n_prompt = sum(turn.n_prompt for turn in turns)
     later = [turn for turn in turns if turn.nth]
     replicas = [turn.replica for turn in turns]
@@ -112,18 +112,18 @@ def figures(router: str, turns: Sequence[StreamParser]) -> dict[str, float | int
 
 
 def main() -> None:
-    """Each router after the other, on one cluster."""
+    """Measure the routers one after the other on one cluster."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ray_routing", description=__doc__)
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "demo.gguf")
-    parser.add_argument("--flags", default="-t 1 -np 4 -c 16384", help="of each replica")
+    parser.add_argument("--flags", default="-t 1 -np 4 -c 16384", help="flags of each replica")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--routers", default=",".join(ROUTERS))
     parser.add_argument("--conversations", type=int, default=12)
     parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--words", type=int, default=400, help="of each system prompt")
-    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--words", type=int, default=400, help="words per system prompt")
+    parser.add_argument("--parallel", type=int, default=4, help="conversations at the same time")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="figures are added to this file, a line each")
+    parser.add_argument("--json", type=Path, help="append each result as a line to this file")
     arguments = parser.parse_args()
     flags = ["-m", str(arguments.model.resolve()), *arguments.flags.split()]
     routers = arguments.routers.split(",")
@@ -132,11 +132,13 @@ def main() -> None:
     }
     with RayCluster({**applications, "": {"flags": flags}}) as cluster:
         for name in routers:
-            found = figures(name, measure(cluster, name, arguments))
-            print(json.dumps({key: round(v, 3) if isinstance(v, float) else v for key, v in found.items()}), flush=True)
+            result = figures(name, measure(cluster, name, arguments))
+            print(
+                json.dumps({key: round(v, 3) if isinstance(v, float) else v for key, v in result.items()}), flush=True
+            )
             if arguments.json is not None:
                 with arguments.json.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
+                    file.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

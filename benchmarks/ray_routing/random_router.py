@@ -1,4 +1,4 @@
-"""Any replica, for `benchmarks.ray_routing`."""
+"""A random router for `benchmarks.ray_routing`."""
 
 import random
 
@@ -6,12 +6,12 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 
 class RandomRouter(RequestRouter):
-    """Serve asks it for each request."""
+    """Orders replicas randomly. Ray Serve calls it for each request."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """All of them, in any order."""
+        """Return all replicas in random order."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         return [[one] for one in random.sample(candidate_replicas, len(candidate_replicas))]

@@ -1,11 +1,11 @@
-"""Mutated MaskBench schemas through the server's constraints, for `--seconds`.
+"""Fuzz the server's constraints with mutated MaskBench schemas.
 
 ``python -m benchmarks.schemas.fuzz --data DIR [--seconds 3600] [--seed 0]``
 
-Each seed mutates a schema, or two that it joins. A finding is a compilation past `MAX_S` or `MAX_MB`, a failure in the
-middle of a reply, an exception other than `InvalidRequest`, or an output that `jsonschema` calls invalid, formats
-included: one that was written by random tokens of the masks, or a mutated instance that the constraint accepted. The
-schema of each finding is written to ``build/fuzz-schemas``.
+Each seed mutates a schema, or joins two. Findings are compilations beyond `MAX_S` or `MAX_MB`, failures in the middle
+of a reply, exceptions other than `InvalidRequest`, and outputs that are invalid according to `jsonschema`, formats
+included. Outputs are random tokens from the masks, or mutated instances that the constraint accepted. The schema of
+each finding is written to ``build/fuzz-schemas``.
 """
 
 import argparse
@@ -46,7 +46,7 @@ _TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 def mutated(schema: Json, other: Json, chance: Random) -> Json:
-    """A copy with a few mutations; `other` gives keywords, or is joined."""
+    """Return a mutated copy of `schema`, with keywords of `other` or joined with it."""
     whole = {"root": copy.deepcopy(schema)}
     for _ in range(chance.randint(1, 6)):
         holder, key = chance.choice(list(_places(whole)))
@@ -59,7 +59,7 @@ def mutated(schema: Json, other: Json, chance: Random) -> Json:
 
 
 def _places(value: Json) -> Iterator[tuple[Json, Any]]:
-    """Every object below a value, as its holder and its key there."""
+    """Yield all objects below a value, each as its container and its key there."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in pairs:
         if isinstance(child, dict):
@@ -135,7 +135,7 @@ _MUTATIONS: tuple[Callable[[Json, Any, Json, Json, Json, Random], None], ...] = 
 
 @dataclass(slots=True)
 class Verdict:
-    """``kind``: refused, held, unsure (`jsonschema` has failed), or a finding, which ``why`` explains."""
+    """``kind``: refused, held, unsure (`jsonschema` failed), or a finding, which ``why`` explains."""
 
     kind: str
     why: str
@@ -149,38 +149,38 @@ class Fuzzer:
         self._vocab = BenchVocab(4000)
         self._compiler = ready_compiler(self._vocab)
         self._walker = Walker(self._vocab)
-        warnings.simplefilter("ignore")  # Python's `re` and `jsonschema` warn of odd schemas
+        warnings.simplefilter("ignore")  # Python's `re` and `jsonschema` warn about unusual schemas
 
     def __call__(self, job: tuple[int, bool]) -> Verdict:
-        """Of a seed; with True only its compilation."""
-        seed, only_compiled = job
+        """Test a seed. With True, only compile its schema."""
+        seed, compile_only = job
         chance = Random(seed)
         one, other = (json.loads(chance.choice(self._files).read_text()) for _ in range(2))
         schema = mutated(one["schema"], other["schema"], chance)
-        shape = ResponseFormat("schema", schema, FIELD)
+        response_format = ResponseFormat("schema", schema, FIELD)
         before = tree_cpu_s(os.getpid())
         try:
-            constraint = shape.constraint(self._compiler)
+            constraint = response_format.constraint(self._compiler)
         except InvalidRequest as error:
             return Verdict("refused", error.message, tree_cpu_s(os.getpid()) - before, schema)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        except Exception as error:  # noqa: BLE001 (any exception is a finding)
             return Verdict("exception", repr(error), tree_cpu_s(os.getpid()) - before, schema)
         verdict = Verdict("held", "", tree_cpu_s(os.getpid()) - before, schema)
-        if only_compiled:
+        if compile_only:
             return verdict
         draft = validator_for(schema, default=Draft202012Validator)
         validator = draft(schema, format_checker=draft.FORMAT_CHECKER)
         try:
-            verdict.kind, verdict.why = self._written(constraint, schema, validator, chance) or ("held", "")
+            verdict.kind, verdict.why = self._check_generated(constraint, schema, validator, chance) or ("held", "")
             for test in one["tests"] if verdict.kind == "held" else ():
-                found = self._offered(constraint, schema, _damaged(test["data"], chance), validator)
+                found = self._check_instance(constraint, schema, _mutated_instance(test["data"], chance), validator)
                 verdict.kind, verdict.why = found or (verdict.kind, verdict.why)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 (any exception is a finding)
             verdict.kind, verdict.why = "exception", repr(error)
         return verdict
 
-    def _written(self, constraint: Any, schema: Json, validator: Any, chance: Random) -> tuple[str, str] | None:
-        """What is wrong with what random tokens write."""
+    def _check_generated(self, constraint: Any, schema: Json, validator: Any, chance: Random) -> tuple[str, str] | None:
+        """Generate outputs with random tokens. Returns the first problem and its explanation."""
         ends = endings(schema)
         for free in (5, 20, 60):
             try:
@@ -196,8 +196,8 @@ class Fuzzer:
                 return refused[0], f"{text[:300]}: {refused[1]}"
         return None
 
-    def _offered(self, constraint: Any, schema: Json, instance: Json, validator: Any) -> tuple[str, str] | None:
-        """What is wrong with how an instance is taken."""
+    def _check_instance(self, constraint: Any, schema: Json, instance: Json, validator: Any) -> tuple[str, str] | None:
+        """Feed an instance to the constraint. Returns the first problem and its explanation."""
         for text in spellings(schema, instance):
             reply = write(constraint.fork(), list(text.encode("utf-8", "surrogatepass")))
             if reply.failure:
@@ -210,13 +210,13 @@ class Fuzzer:
 def _refused(validator: Any, instance: Json) -> tuple[str, str] | None:
     try:
         error = next(validator.iter_errors(instance), None)
-    except Exception as problem:  # noqa: BLE001 - `jsonschema` raises anything for a schema that is not one
+    except Exception as problem:  # noqa: BLE001 (`jsonschema` raises any exception for an invalid schema)
         return "unsure", repr(problem)[:200]
     return None if error is None else ("invalid accepted", f"{error.json_path}: {error.message[:200]}")
 
 
-def _damaged(instance: Json, chance: Random) -> Json:
-    """A copy in which one value is another one."""
+def _mutated_instance(instance: Json, chance: Random) -> Json:
+    """Return a copy with one value replaced."""
     whole = {"root": copy.deepcopy(instance)}
     places: list[tuple[Any, Any]] = []
     waiting: list[Any] = [whole]
@@ -235,23 +235,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Mutated MaskBench schemas through the server's constraints.")
     parser.add_argument("--data", type=Path, required=True, help="the suite's folder of JSON files")
     parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--seed", type=int, default=0, help="the first seed; each later one is one more")
-    parser.add_argument("--only", type=int, help="run this seed alone")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--only", type=int, help="run only this seed")
     parser.add_argument("--workers", type=int, default=2)
-    chosen = parser.parse_args()
-    files = sorted(chosen.data.glob("*.json"))
+    options = parser.parse_args()
+    files = sorted(options.data.glob("*.json"))
     if not files:
-        parser.error(f"{chosen.data} has no JSON files")
-    until = time.monotonic() + chosen.seconds
-    seeds = [chosen.only] if chosen.only is not None else itertools.count(chosen.seed * 10**6)
+        parser.error(f"{options.data} has no JSON files")
+    until = time.monotonic() + options.seconds
+    seeds = [options.only] if options.only is not None else itertools.count(options.seed * 10**6)
     jobs = ((seed, False) for seed in itertools.takewhile(lambda _: time.monotonic() < until, seeds))
     counts: Counter[str] = Counter()
     findings = 0
     killed: list[tuple[int, bool]] = []
     most_s = most_mb = 0.0
-    # A worker that was killed may have been at `jsonschema`: its seed is compiled again, alone.
+    # A killed worker may have hung in `jsonschema`, so its seed is only compiled in a second pass.
     for again in (False, True):
-        for outcome in measured(partial(Fuzzer, files), killed if again else jobs, chosen.workers, Limits()):
+        for outcome in measured(partial(Fuzzer, files), killed if again else jobs, options.workers, Limits()):
             seed = outcome.item[0]
             if outcome.result is None and not again:
                 killed.append((seed, True))

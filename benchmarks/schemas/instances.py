@@ -1,4 +1,4 @@
-"""JSON instances under a constraint: whether the constraint takes them, and what each of their tokens costs."""
+"""Feed JSON instances to a constraint: whether it accepts them, and the cost of each token."""
 
 import json
 import time
@@ -15,8 +15,7 @@ from server.vocab import Vocab
 class Reply:
     """``accepted``: every token was allowed, and the output may end after the last one.
 
-    ``failure``: why the constraint gave up before that. ``mask_us``: CPU time of
-    one mask and one step for each token.
+    ``failure``: the constraint's error, if it failed earlier. ``mask_us``: CPU time of one mask and one step per token.
     """
 
     accepted: bool = False
@@ -25,18 +24,18 @@ class Reply:
 
 
 def write(constraint: Constraint, tokens: Sequence[int]) -> Reply:
-    """Advance a fresh `constraint` by `tokens` as the engine does with sampled ones, and compute every mask."""
+    """Advance a new `constraint` by `tokens` as the engine does with sampled ones, and compute all masks."""
     reply = Reply()
     try:
         for token in tokens:
-            began = time.thread_time_ns()
+            start = time.thread_time_ns()
             constraint.mask()
-            masked_ns = time.thread_time_ns() - began
+            masked_ns = time.thread_time_ns() - start
             if not constraint.allows(token):
                 return reply
-            began = time.thread_time_ns()
+            start = time.thread_time_ns()
             constraint.accept(token)
-            reply.mask_us.append((masked_ns + time.thread_time_ns() - began) // 1000)
+            reply.mask_us.append((masked_ns + time.thread_time_ns() - start) // 1000)
         reply.accepted = may_end(constraint)
     except (InvalidRequest, InternalError) as error:
         reply.failure = "" if is_repetition(error) else error.message
@@ -44,18 +43,18 @@ def write(constraint: Constraint, tokens: Sequence[int]) -> Reply:
 
 
 def is_repetition(error: LlamapoolError) -> bool:
-    """Whether a reply failed as documented: each continuation repeats an item of a `uniqueItems` array."""
+    """Return whether a reply failed as documented: each continuation repeats an item of a `uniqueItems` array."""
     return "'uniqueItems'" in error.message
 
 
 def may_end(constraint: Constraint) -> bool:
-    """Whether the output may end here."""
+    """Return whether the output may end here."""
     inner = constraint.masked_by()
     return constraint.finished or (inner is not None and inner.complete)
 
 
 def spellings(schema: Any, instance: Any) -> Iterator[str]:
-    """JSON texts of an instance: members as given, and in the order in which the schema lists the properties."""
+    """Yield JSON texts of an instance: with members as given, and in the order of the schema's properties."""
     given = json.dumps(instance, ensure_ascii=False)
     yield given
     ordered = json.dumps(_ordered([schema], schema, instance), ensure_ascii=False)
@@ -64,7 +63,7 @@ def spellings(schema: Any, instance: Any) -> Iterator[str]:
 
 
 def tokens_of(vocab: Vocab, text: str) -> list[int]:
-    """The tokens as a model writes them."""
+    """Return the tokens as a model generates them."""
     return vocab.tokenize(text, add_special=False, parse_special=False)
 
 
@@ -96,7 +95,7 @@ def _ordered(schemas: list[Any], root: Any, value: Any) -> Any:
 
 
 def _keywords(schemas: list[Any], root: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """The keywords of the schemas, and of those that apply to the same value, in the order of the text."""
+    """Yield the keywords of `schemas` and of subschemas for the same value, in the order of the text."""
     for schema in schemas:
         if not isinstance(schema, dict) or id(schema) in seen:
             continue

@@ -1,10 +1,11 @@
-"""MaskBench: 11,305 real-world JSON Schemas with valid and invalid instances, through the server's own constraints.
+"""Run MaskBench, 11,305 real-world JSON Schemas with valid and invalid instances, through the server's constraints.
 
 ``python -m benchmarks.schemas.maskbench --data DIR --model GGUF [--json new.json] [--diff old.json]``
 
-The suite is guidance-ai/jsonschemabench, folder ``maskbench/data``; `make maskbench` fetches it. Every schema goes the
-way of a ``response_format``, in a worker process whose time and memory are measured. Exits with 1 when a target is
-missed: no schema may take more than `MAX_S` or `MAX_MB`, fail in the middle of a reply, or accept an invalid instance.
+The suite is guidance-ai/jsonschemabench, folder ``maskbench/data``; `make maskbench` downloads it. Each schema is
+compiled like a ``response_format``, in a worker process whose time and memory are measured. The exit status is 1 if a
+target is missed: no schema may take more than `MAX_S` or `MAX_MB`, fail in the middle of a reply, or accept an invalid
+instance.
 """
 
 import argparse
@@ -55,7 +56,7 @@ PUBLISHED = {  # guidance-ai/jsonschemabench, maskbench/README.md
 
 @dataclass(slots=True)
 class Judged:
-    """What became of one schema. ``why``: the refusal, or the first instance that went wrong."""
+    """The result of one schema. ``why``: the error, or the first instance with a wrong result."""
 
     verdict: str = PASSED
     why: str = ""
@@ -69,14 +70,14 @@ class Judged:
 
 
 def ready_compiler(vocab: Vocab) -> GrammarCompiler:
-    """A server's compiler, whose sandbox has started and has the vocabulary."""
+    """Return a compiler as in the server, whose sandbox has started and has loaded the vocabulary."""
     compiler = GrammarCompiler(vocab, Sandbox())
     compiler.json_schema({"type": "string", "pattern": "^a"})
     return compiler
 
 
 class Judge:
-    """Judges the files of the suite with one model's vocabulary."""
+    """Tests the files of the suite with a model's vocabulary."""
 
     def __init__(self, model: Path) -> None:
         self._file = FileVocabulary(ModelSpec("maskbench", model))
@@ -84,31 +85,31 @@ class Judge:
         self._compiler = ready_compiler(self._vocab)
 
     def __call__(self, path: Path) -> Judged:
-        """Compile the file's schema, then write all of its instances."""
+        """Compile the schema of a file, then feed all its instances."""
         suite = json.loads(path.read_text())
-        judged, shape = Judged(), ResponseFormat("schema", suite["schema"], FIELD)
-        own, began = os.getpid(), time.perf_counter()
+        judged, response_format = Judged(), ResponseFormat("schema", suite["schema"], FIELD)
+        own, start = os.getpid(), time.perf_counter()
         cpu_before = tree_cpu_s(own)
         try:
-            shape.constraint(self._compiler)
+            response_format.constraint(self._compiler)
         except InvalidRequest as error:
             judged.note(REFUSED, error.message)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
+        except Exception as error:  # noqa: BLE001 (any exception is a finding)
             judged.note(CRASHED, repr(error))
-        judged.compile_us = int((time.perf_counter() - began) * 1e6)
+        judged.compile_us = int((time.perf_counter() - start) * 1e6)
         judged.compile_cpu_s = tree_cpu_s(own) - cpu_before
         if judged.verdict == PASSED:
             for number, test in enumerate(suite["tests"]):
-                self._write(judged, shape, number, test)
+                self._write(judged, response_format, number, test)
         return judged
 
-    def _write(self, judged: Judged, shape: ResponseFormat, number: int, test: dict[str, Any]) -> None:
-        """Write one instance in each of its spellings until one is accepted."""
+    def _write(self, judged: Judged, response_format: ResponseFormat, number: int, test: dict[str, Any]) -> None:
+        """Feed the JSON texts of an instance until one is accepted."""
         accepted = False
-        for text in spellings(shape.value, test["data"]):
+        for text in spellings(response_format.value, test["data"]):
             try:
-                reply = write(shape.constraint(self._compiler), tokens_of(self._vocab, text))
-            except Exception as error:  # noqa: BLE001 - as above
+                reply = write(response_format.constraint(self._compiler), tokens_of(self._vocab, text))
+            except Exception as error:  # noqa: BLE001 (any exception is a finding)
                 judged.note(CRASHED, f"test {number}: {error!r}")
                 return
             judged.mask_us.extend(reply.mask_us)
@@ -125,7 +126,7 @@ class Judge:
 
 @dataclass(slots=True)
 class Row:
-    """One schema in the report. ``cpu_s``: of compiling; ``mb``: the most memory beyond a fresh worker's."""
+    """One schema in the report. ``cpu_s``: of the compilation; ``mb``: peak memory beyond that of a new worker."""
 
     verdict: str
     why: str
@@ -134,9 +135,9 @@ class Row:
 
     @property
     def breaks(self) -> bool:
-        """Whether it misses a target. The sandbox may try a schema twice before it is refused."""
-        most_s = 2 * MAX_S if self.verdict == REFUSED else MAX_S
-        return self.verdict not in ALLOWED or self.cpu_s > most_s or self.mb > MAX_MB
+        """Whether a target is missed. The sandbox may try a schema twice before it is refused."""
+        limit_s = 2 * MAX_S if self.verdict == REFUSED else MAX_S
+        return self.verdict not in ALLOWED or self.cpu_s > limit_s or self.mb > MAX_MB
 
 
 class Report:
@@ -161,7 +162,7 @@ class Report:
         return {verdict: found[verdict] for verdict in VERDICTS}
 
     def figures(self) -> dict[str, float]:
-        """Times in microseconds, the largest costs, and the number of masks."""
+        """Return times in microseconds, the largest costs, and the number of masks."""
         masks = sorted(self._mask_us.items())
         total = sum(n for _, n in masks)
         compiled = sorted(self._compile_us) or [0]
@@ -180,7 +181,7 @@ class Report:
         }
 
     def table(self) -> str:
-        """Markdown: this run beside the published ones."""
+        """Return a Markdown table of this run and the published ones."""
         counts, figures = self.counts(), self.figures()
         lines = [
             "| engine | passing | compile error | valid rejected | invalid accepted | failed mid-reply | µs a mask |",
@@ -198,7 +199,7 @@ class Report:
         return "\n".join([*lines, "", f"{len(self.rows):,} schemas; the most that one takes: {costs}."])
 
     def broken(self) -> list[str]:
-        """One line for every schema that misses a target."""
+        """Return a line for each schema that misses a target."""
         return [
             f"{name}: {row.verdict}, {row.cpu_s:.2f} s, {row.mb:.0f} MB: {row.why[:200]}"
             for name, row in sorted(self.rows.items())
@@ -206,7 +207,7 @@ class Report:
         ]
 
     def document(self, model: Path) -> dict[str, Any]:
-        """The run as JSON; a schema of the suite that is not in ``schemas`` passes."""
+        """Return the run as JSON. Schemas of the suite that are not in ``schemas`` pass."""
         return {
             "commit": _output("git", "describe", "--always", "--dirty"),
             "cpu": _cpu(),
@@ -226,7 +227,7 @@ class Report:
 
 
 def differences(old: dict[str, Any], rows: dict[str, Row]) -> list[str]:
-    """One line for every schema whose verdict has changed since the JSON of an earlier run."""
+    """Return a line for each schema whose verdict has changed since the JSON of an earlier run."""
     before = {name: each[0] for name, each in old["schemas"].items()}
     return [
         f"{name}: {before.get(name, PASSED)} -> {row.verdict} {row.why[:160]}"
@@ -236,10 +237,10 @@ def differences(old: dict[str, Any], rows: dict[str, Row]) -> list[str]:
 
 
 def _quantile(counted: list[tuple[int, int]], total: int, share: float) -> int:
-    seen = 0
+    n_lower = 0
     for value, n in counted:
-        seen += n
-        if seen >= share * total:
+        n_lower += n
+        if n_lower >= share * total:
             return value
     return 0
 
@@ -262,24 +263,24 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the run here")
     parser.add_argument("--diff", type=Path, help="the JSON of an earlier run: print the verdicts that have changed")
-    chosen = parser.parse_args()
-    files = [path for path in sorted(chosen.data.glob("*.json")) if chosen.only in path.name]
+    options = parser.parse_args()
+    files = [path for path in sorted(options.data.glob("*.json")) if options.only in path.name]
     if not files:
-        parser.error(f"{chosen.data} has no JSON files{f' with {chosen.only!r} in their names' * bool(chosen.only)}")
+        parser.error(f"{options.data} has no JSON files{f' with {options.only!r} in their names' * bool(options.only)}")
     report = Report()
-    for outcome in measured(partial(Judge, chosen.model), files, chosen.workers, Limits()):
+    for outcome in measured(partial(Judge, options.model), files, options.workers, Limits()):
         row = report.add(outcome)
         if row.breaks:
             print(f"{outcome.item.stem}: {row.verdict}, {row.cpu_s} s, {row.mb} MB: {row.why}", file=sys.stderr)
         if len(report.rows) % 500 == 0:
             print(f"{len(report.rows)} of {len(files)}", file=sys.stderr, flush=True)
-    if chosen.json:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps(report.document(chosen.model), indent=0, ensure_ascii=False) + "\n")
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report.document(options.model), indent=0, ensure_ascii=False) + "\n")
     print(report.table())
-    if chosen.diff:
-        changed = differences(json.loads(chosen.diff.read_text()), report.rows)
-        print("\n".join([f"\n{len(changed)} verdicts have changed since {chosen.diff}:", *changed]))
+    if options.diff:
+        changed = differences(json.loads(options.diff.read_text()), report.rows)
+        print("\n".join([f"\n{len(changed)} verdicts have changed since {options.diff}:", *changed]))
     broken = report.broken()
     if broken:
         print("\n".join([f"\n{len(broken)} schemas miss a target:", *broken]))

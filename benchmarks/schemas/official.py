@@ -1,10 +1,10 @@
-"""The official JSON-Schema-Test-Suite against the compiler: what is accepted that must not be, and the other way round.
+"""Run the official JSON-Schema-Test-Suite against the compiler: false acceptances and false rejections.
 
 ``python -m benchmarks.schemas.official [--optional]``
 
-Every test's instance is fed byte by byte to the constraint of its schema. Objects are tried in every order of their
-members, since a constraint keeps the schema's order. Accepting what is invalid is a fault; refusing what is valid costs
-only choice. The suite comes with the source distribution of ``jsonschema``. See ``benchmarks/experiments.md``.
+Each instance is fed byte by byte to the constraint of its schema. Objects are tried in all orders of their members,
+since a constraint keeps the schema's order. Accepting an invalid instance is a fault. Rejecting a valid one only limits
+the model. The source distribution of ``jsonschema`` contains the suite. See ``benchmarks/experiments.md``.
 """
 
 import argparse
@@ -31,11 +31,11 @@ DRAFTS = {
 }
 SUITE, FOLDER = "jsonschema==4.26.0", "/json/tests/"
 BUILD = Path(__file__).parents[1] / "build" / "schemas"  # git ignores it
-MAX_MEMBERS = 4  # of an object whose members are tried in every order
+MAX_MEMBERS = 4  # of an object whose members are tried in all orders
 
 
 def texts(instance: Any) -> list[str]:
-    """How an instance may be written."""
+    """Return the JSON texts of an instance."""
     orders = [instance]
     if isinstance(instance, dict) and len(instance) <= MAX_MEMBERS:
         orders = [dict(order) for order in permutations(instance.items())]
@@ -43,7 +43,7 @@ def texts(instance: Any) -> list[str]:
 
 
 def accepts(compiler: GrammarCompiler, schema: Any, text: str) -> bool:
-    """Whether the constraint takes the text, and may end there."""
+    """Return whether the constraint accepts the text as a complete output."""
     constraint = compiler.json_schema(schema)
     for byte in text.encode("utf-8", "surrogatepass"):
         if not constraint.allows(byte):
@@ -97,12 +97,11 @@ def main() -> None:
                 continue
             counts["compiled"] += 1
             for test in group["tests"]:
-                taken = any(accepts(compiler, schema, text) for text in texts(test["data"]))
-                right = (
-                    "right" if taken == test["valid"] else "invalid, but accepted" if taken else "valid, but refused"
-                )
-                counts[right] += 1
-                if right.startswith("invalid"):
+                accepted = any(accepts(compiler, schema, text) for text in texts(test["data"]))
+                wrong = "invalid, but accepted" if accepted else "valid, but refused"
+                verdict = "right" if accepted == test["valid"] else wrong
+                counts[verdict] += 1
+                if verdict.startswith("invalid"):
                     print(f"accepted: {draft} {rest}: {group['description']}: {test['description']}")
     print(*(f"{n} {what}" for what, n in counts.items()), sep=", ")
     print("refused:", *(f"{n} {what}" for what, n in refused.most_common()), sep="\n  ")

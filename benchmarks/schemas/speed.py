@@ -1,12 +1,11 @@
-"""What a JSON Schema costs per token, beside llama-server, with a vocabulary of 151,936 tokens.
+"""Measure the cost of a JSON Schema per token in Llamapool and llama-server, with a vocabulary of 151,936 tokens.
 
 ``python -m benchmarks.schemas.speed [--rounds 5] [--tokens 64]``
 
-A network of random weights that is small enough to be nothing beside its vocabulary answers the same requests on both
-servers, in alternation: under schemas that refuse nearly every sampled token, under one that refuses hardly any, and
-under one as an agent sends it. The cost is the time per token less that of a request without a schema right before;
-once by the server's own clock (``timings.predicted_ms``), once in CPU time of its process, which a busy machine leaves
-alone. See ``benchmarks/experiments.md``.
+A tiny network with random weights gets the same requests on both servers alternately, so that sampling dominates. The
+schemas reject nearly every sampled token, hardly any, or are those of an agent. The cost is the time per token minus
+that of a preceding request without a schema. It is measured by the server (``timings.predicted_ms``) and as CPU time of
+its process, which other processes hardly change. See ``benchmarks/experiments.md``.
 """
 
 import argparse
@@ -16,12 +15,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.make_gguf import Shape, write_gguf
+from benchmarks.make_gguf import Dimensions, write_gguf
 from tests.support.peer import build, llama_server
 from tests.support.real_server import RealServer, llamapool
 
 MODEL = Path(__file__).parents[1] / "models" / "bench-vocab-152k.gguf"
-SHAPE = Shape(n_layer=2, n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_vocab=151_936)
+SHAPE = Dimensions(n_layer=2, n_embd=128, n_head=2, n_head_kv=1, n_ff=256, n_vocab=151_936)
 WORDS = ["north", "east", "south", "west", "up", "down", "left", "right"]
 AGENT = {
     "type": "object",
@@ -47,13 +46,13 @@ PROMPT = "The list of directions:"
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used, all threads together."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")  # nanoseconds on a CPU, of each thread
+    """Return the CPU seconds of all threads of a process."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")  # nanoseconds on a CPU, by thread
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
-def ask(server: RealServer, fields: Mapping[str, Any], n_tokens: int, seed: int) -> tuple[float, float]:
-    """Microseconds per token: by the server's clock, and in CPU time of its process, prompt included."""
+def cost_per_token(server: RealServer, fields: Mapping[str, Any], n_tokens: int, seed: int) -> tuple[float, float]:
+    """Return the microseconds per token: as measured by the server, and in CPU time of its process with the prompt."""
     body = {"prompt": PROMPT, "n_predict": n_tokens, "seed": seed, "cache_prompt": False, **fields}
     before = cpu_s(server.process.pid)
     reply = server.request("POST", "/completion", body, timeout_s=600)
@@ -68,37 +67,37 @@ Figures = dict[tuple[str, str], list[tuple[float, float]]]
 
 
 def measure(servers: Mapping[str, RealServer], rounds: int, n_tokens: int) -> Figures:
-    """The cost of every case on every server in turn, each beside a request without a schema; one round warms up."""
-    found: Figures = {}
+    """Measure each case on each server, each after a request without a schema. The first round is a warm-up."""
+    figures: Figures = {}
     for number in range(rounds + 1):
         for case in CASES:
             for name, server in servers.items():
-                base = ask(server, FREE, n_tokens, number)
-                wall, cpu = ask(server, CASES[case], n_tokens, number)
+                base = cost_per_token(server, FREE, n_tokens, number)
+                wall, cpu = cost_per_token(server, CASES[case], n_tokens, number)
                 if number:
-                    found.setdefault((name, case), []).append((wall - base[0], cpu - base[1]))
-                    found.setdefault((name, "no schema, in all"), []).append(base)
-    return found
+                    figures.setdefault((name, case), []).append((wall - base[0], cpu - base[1]))
+                    figures.setdefault((name, "no schema, in all"), []).append(base)
+    return figures
 
 
-def report(found: Figures) -> str:
+def report(figures: Figures) -> str:
     lines = [
         "| schema | clock | Llamapool, µs a token | llama-server, µs a token | ratio |",
         "|---|---|--:|--:|--:|",
     ]
     for case in ("no schema, in all", *CASES):
         for which, clock in enumerate(("wall", "CPU")):
-            ours, theirs = (median(each[which] for each in found[name, case]) for name in ("llamapool", "peer"))
-            ratio = f"{theirs / ours:.1f}" if ours > 0 < theirs else "-"
-            lines.append(f"| {case} | {clock} | {ours:.0f} | {theirs:.0f} | {ratio} |")
+            own, peer = (median(each[which] for each in figures[name, case]) for name in ("llamapool", "peer"))
+            ratio = f"{peer / own:.1f}" if own > 0 < peer else "-"
+            lines.append(f"| {case} | {clock} | {own:.0f} | {peer:.0f} | {ratio} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The cost of a JSON Schema per token, beside llama-server.")
+    parser = argparse.ArgumentParser(description="The cost of a JSON Schema per token in both servers.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     if not MODEL.exists():
         MODEL.parent.mkdir(exist_ok=True)
         write_gguf(MODEL, SHAPE)
@@ -108,7 +107,7 @@ def main() -> None:
             "llamapool": stack.enter_context(llamapool(MODEL, *flags)),
             "peer": stack.enter_context(llama_server(build(), MODEL, *flags)),
         }
-        print(report(measure(servers, chosen.rounds, chosen.tokens)))
+        print(report(measure(servers, options.rounds, options.tokens)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What a bad model writes under a constraint: any allowed token for a while, then the shortest way to an end.
+"""Generate random outputs of a constraint: any allowed tokens for a while, then the shortest way to the end.
 
-A mask does not say how far an end is: where a string must match ``ipv6$``, any character may follow at any time, and
-what draws one after the other comes to no end. So a string that may not end is ended by what is left of an example of
-one of the schema's patterns, if one of them fits; characters are drawn only where none does.
+Masks do not show the distance to the end. For example, if a string must match ``ipv6$``, every character is allowed at
+any time, and random characters never end it. Such a string is completed with the rest of an example of one of the
+schema's patterns, if one fits; otherwise with random characters.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.support.fakes import FakeVocab
 from tests.support.ggufs.vocabulary import byte_letters
 
 N_VOCAB = 151_936  # as Qwen 2.5 and 3
-CLOSERS = tuple(b"}],")  # outside of a string; a comma where something is still required
+CLOSERS = tuple(b"}],")  # outside strings; a comma if a member or item is still required
 OPENERS = frozenset(b'{["')
 
 
@@ -30,8 +30,8 @@ class BenchVocab(FakeVocab):
     def __init__(self, n_tokens: int = N_VOCAB) -> None:
         super().__init__()
         raw = {letter: bytes([byte]) for byte, letter in byte_letters().items()}
-        made = make_vocabulary(n_tokens)
-        self.pieces = [b"".join(raw[char] for char in token) for token in made.tokens[: -len(CONTROL_TOKENS)]]
+        tokens = make_vocabulary(n_tokens).tokens[: -len(CONTROL_TOKENS)]
+        self.pieces = [b"".join(raw[char] for char in token) for token in tokens]
         self.n_tokens = n_tokens
         self.bos, self.eos = n_tokens - len(CONTROL_TOKENS), n_tokens - 1
         self.eog = frozenset({self.eos})
@@ -42,16 +42,16 @@ class BenchVocab(FakeVocab):
         return CONTROL_TOKENS[token - len(self.pieces)].encode() if special else b""
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Bytes: the first 256 tokens are those."""
+        """Return the bytes, which are the first 256 tokens."""
         return list(text.encode())
 
 
 class NoEndError(Exception):
-    """The output was still not complete after as many tokens as there may be."""
+    """The output was not complete at the token limit."""
 
 
 def endings(schema: object) -> list[bytes]:
-    """How strings may end by the patterns of a schema, as JSON with the quote behind, shorter ones first."""
+    """Return possible ends of strings from the patterns of a schema, as JSON with the closing quote, shortest first."""
     texts = {text for pattern in _patterns(schema) for text in examples(pattern)}
     found = {json.dumps(text[at:], ensure_ascii=False)[1:].encode() for text in texts for at in range(len(text))}
     return sorted(found, key=lambda ending: (len(ending), ending))
@@ -72,7 +72,7 @@ def _patterns(schema: object) -> Iterator[str]:
 
 
 class Walker:
-    """Walks over masks of one vocabulary, whose first 256 tokens are the bytes."""
+    """Walks through masks of a vocabulary whose first 256 tokens are the bytes."""
 
     def __init__(self, vocab: BenchVocab) -> None:
         self.vocab = vocab
@@ -87,12 +87,13 @@ class Walker:
         at_most: int = 2000,
         endings: Sequence[bytes] = (),
     ) -> list[int]:
-        """The tokens up to the end, without it. ``free``: how many of them are any; ``endings``: of strings, by the
-        schema's patterns. Raises `NoEndError`.
+        """Return the tokens of an output without the end token. Raises `NoEndError` after `at_most` tokens.
+
+        ``free``: the number of random tokens at the start. ``endings``: possible ends of strings (`endings`).
         """
         out: list[int] = []
         in_string = escaped = False
-        ahead: list[int] = []  # of an ending that was found
+        ahead: list[int] = []  # the rest of the current ending
         while len(out) < at_most:
             allowed = self.allowed(constraint)
             if constraint.finished or (len(out) >= free and constraint.complete) or not len(allowed):
@@ -112,7 +113,7 @@ class Walker:
         raise NoEndError
 
     def allowed(self, constraint: MatcherConstraint) -> NDArray[np.intp]:
-        """The tokens of the mask but for the control tokens."""
+        """Return the tokens of the mask without control tokens."""
         bits = np.unpackbits(np.frombuffer(constraint.mask(), np.uint8), bitorder="little")
         return np.flatnonzero(bits[: len(self.vocab.pieces)])
 
@@ -132,7 +133,7 @@ class Walker:
 
 
 def _fits(constraint: MatcherConstraint, ending: Iterable[int]) -> bool:
-    """Whether all of it may come next."""
+    """Return whether the constraint allows all of `ending` next."""
     fork = constraint.fork()
     for token in ending:
         if not fork.allows(token):

@@ -1,6 +1,6 @@
-"""Measured worker processes: each handles one item at a time, and is killed when the item passes a limit.
+"""Measured worker processes. Each handles one item at a time and is killed if the item exceeds a limit.
 
-The parent survives whatever an item does to its worker: an endless loop, a runaway allocation, a crash.
+The parent survives endless loops, runaway allocations and crashes of its workers.
 """
 
 import ctypes
@@ -23,12 +23,12 @@ Result = TypeVar("Result")
 
 _POLL_S = 0.05
 _START_S = 120.0
-_REPLACE_MB = 100.0  # a worker that keeps more than this after an item would hide what the next one takes
+_REPLACE_MB = 100.0  # more retained memory would hide the use of the next item
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Kill the worker of an item past ``cpu_s`` seconds of CPU, ten times that in all, or ``mb`` more memory."""
+    """Limits of an item: ``cpu_s`` CPU seconds, ten times that in wall time, and ``mb`` of additional memory."""
 
     cpu_s: float = 20.0
     mb: float = 2000.0
@@ -36,9 +36,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Item, Result]):
-    """``result`` is None when the worker was killed or died, which ``died`` then explains.
+    """``result`` is None if the worker was killed or died, which ``died`` explains.
 
-    ``mb``: peak memory of the worker and its children above what a fresh worker has.
+    ``mb``: peak memory of the worker and its children beyond that of a new worker.
     """
 
     item: Item
@@ -51,10 +51,10 @@ class Outcome(Generic[Item, Result]):
 class _Worker(Generic[Item, Result]):
     def __init__(self, make: Callable[[], Callable[[Item], Result]]) -> None:
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, make), daemon=False)
+        self.connection, worker_end = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(worker_end, make), daemon=False)
         self.process.start()
-        theirs.close()
+        worker_end.close()
         if not self.connection.poll(_START_S) or self.connection.recv() is not None:
             raise RuntimeError("a worker did not start")
         self.fresh_mb = self.resident_mb()
@@ -66,37 +66,37 @@ class _Worker(Generic[Item, Result]):
         return self.process.pid
 
     def give(self, item: Item) -> None:
-        self.item, self.began, self.mb = item, time.monotonic(), 0.0
+        self.item, self.started, self.mb = item, time.monotonic(), 0.0
         for pid in with_children(self.pid):
-            with suppress(OSError):  # a kernel without it counts the peak of all items
+            with suppress(OSError):  # without it, the peak is that of all items
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
         self.cpu_before = tree_cpu_s(self.pid)
         self.connection.send(item)
 
     def observe(self, *, peak: bool) -> None:
-        """Update ``mb``; with ``peak`` from the kernel's record of this item, else from this moment."""
+        """Update ``mb`` from the kernel's peak of this item (``peak``), or from the current memory."""
         self.mb = max(self.mb, self._sum_mb(peak_mb if peak else resident_mb) - self.fresh_mb)
 
     def resident_mb(self) -> float:
-        """What the worker and its children hold now."""
+        """Return the resident memory of the worker and its children."""
         return self._sum_mb(resident_mb)
 
-    def _sum_mb(self, of: Callable[[int], float]) -> float:
-        found = 0.0
+    def _sum_mb(self, memory_of: Callable[[int], float]) -> float:
+        total = 0.0
         for pid in with_children(self.pid):
             with suppress(OSError, LookupError):
-                found += of(pid)
-        return found
+                total += memory_of(pid)
+        return total
 
     def spent_cpu_s(self) -> float:
         return max(0.0, tree_cpu_s(self.pid) - self.cpu_before)
 
-    def past(self, limits: Limits) -> str:
-        """Name the limit that the item has passed; empty while it has not."""
+    def exceeded(self, limits: Limits) -> str:
+        """Return which limit the item exceeds, "" if none."""
         self.observe(peak=False)
         if self.mb > limits.mb:
             return f"killed after {limits.mb:g} MB"
-        wall_s = time.monotonic() - self.began
+        wall_s = time.monotonic() - self.started
         if self.spent_cpu_s() > limits.cpu_s or wall_s > 10 * limits.cpu_s:
             return f"killed after {limits.cpu_s:g} s"
         return ""
@@ -111,7 +111,7 @@ class _Worker(Generic[Item, Result]):
 
 
 def tree_cpu_s(pid: int) -> float:
-    """Seconds of CPU of a process and of its children, those that have ended included."""
+    """Return the CPU seconds of a process and its children, including those that have exited."""
     ticks = 0
     for each in with_children(pid):
         with suppress(OSError):
@@ -123,9 +123,9 @@ def tree_cpu_s(pid: int) -> float:
 def measured(
     make: Callable[[], Callable[[Item], Result]], items: Iterable[Item], n_workers: int, limits: Limits
 ) -> Iterator[Outcome[Item, Result]]:
-    """Yield the outcome of ``make()(item)`` for every item, in the order of completion.
+    """Yield the outcome of ``make()(item)`` for each item, in the order of completion.
 
-    ``make`` runs once in each worker. A worker is replaced after it was killed, has died, or keeps much memory.
+    ``make`` runs once in each worker. A worker that was killed, died or retains much memory is replaced.
     """
     waiting = iter(items)
     workers: list[_Worker[Item, Result]] = []
@@ -168,7 +168,7 @@ def _outcome(worker: _Worker[Item, Result], limits: Limits, *, ready: bool) -> O
             worker.process.join()
             return Outcome(worker.item, None, f"died with exit code {worker.process.exitcode}", 0.0, worker.mb)
         worker.observe(peak=True)
-    elif not (died := worker.past(limits)):
+    elif not (died := worker.exceeded(limits)):
         return None
     return Outcome(worker.item, result, died, worker.spent_cpu_s(), worker.mb)
 
@@ -184,11 +184,11 @@ def _serve(connection: Connection, make: Callable[[], Callable[[Item], Result]])
             return
         result = handle(item)
         _trim()
-        with suppress(BrokenPipeError):  # the run was ended
+        with suppress(BrokenPipeError):  # the parent has stopped the run
             connection.send(result)
 
 
 def _trim() -> None:
-    """Return freed memory to the system, so that the next item is not served from it (glibc)."""
+    """Return freed memory to the system, so that the next item's use is visible (glibc)."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

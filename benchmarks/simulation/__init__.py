@@ -1,5 +1,4 @@
-"""What a scheduler is worth on a machine that does not fit here: the engine's own deciders over a cost model of a GPU.
+"""Simulate the scheduler on a large GPU: `server.engine`'s scheduler, placement and caches over a cost model of time.
 
-`python -m benchmarks.simulation --help`. Only time and cells are imagined: `server.engine`'s scheduler, placement,
-prefix index, RAM cache and step size decide, as they do in the server.
+Only time and KV cells are simulated. `python -m benchmarks.simulation --help` lists the options.
 """

@@ -1,11 +1,13 @@
-"""The imagined machine: a runner whose cells have no contents, and a clock that moves by what each call costs.
+"""The simulated machine: a runner with empty cells, and a clock that each call advances by its cost.
 
-How long a GPU takes: a roofline of a model of 8 billion parameters on an H200-like card.
-Sources. Card: NVIDIA's data sheet of the H200 SXM (141 GB, 4.8 TB/s, 989 TFLOP/s dense in 16 bits). Model: Llama 3.1
-8B's published shape (32 layers, 8 KV heads of 128: 128 KiB of keys and values per token in 16 bits; 32 heads of 128
-for attention's products). Shares reached: 0.75 of the bandwidth and 0.5 of the arithmetic, as
-published measurements of vLLM with this model (75 tok/s alone on an A100 40 GB are 0.77 of its roof) and of
-FlashAttention-2 and -3 (0.5 to 0.75 of an H100's roof) show.
+Costs follow a roofline model of 8 billion parameters on an H200. Sources:
+
+- GPU: NVIDIA's data sheet of the H200 SXM (141 GB, 4.8 TB/s, 989 TFLOP/s dense in 16 bits).
+- Model: the published dimensions of Llama 3.1 8B (32 layers, 8 KV heads of 128: 128 KiB of keys and values per token in
+  16 bits; 32 attention heads of 128).
+- Efficiency: 0.75 of the bandwidth and 0.5 of the arithmetic. Published measurements show 75 tok/s of one stream with
+  vLLM and this model on an A100 40 GB, which is 0.77 of its roofline, and 0.5 to 0.75 of an H100's with
+  FlashAttention-2 and -3.
 """
 
 from collections.abc import Sequence
@@ -19,24 +21,24 @@ from tests.support.fakes import evaluations
 
 PARAMETERS = 8.03e9
 KV_BYTES = 2 * 32 * 8 * 128 * 2  # per token: keys and values, layers, heads, width, bytes
-ATTENTION_FLOPS = 4 * 32 * 32 * 128  # per pair of a token and one before it: products with keys and with values
+ATTENTION_FLOPS = 4 * 32 * 32 * 128  # per pair of a token and an earlier one: products with keys and values
 BANDWIDTH = 4.8e12 * 0.75
 FLOPS = 989e12 * 0.5
 SAVE = 1.8e9
-"""Bytes per second out of the cells: writing fresh pageable memory, measured on a two-core Intel machine."""
+"""Bytes per second from the cells: writing new pageable memory, measured on a two-core Intel machine."""
 LOAD = 6.8e9
 """Bytes per second into the cells: reading warm memory, measured on the same machine."""
 PINNED = 64e9 * 0.75
-"""Bytes per second of pinned memory over PCIe 5 x16, by the data sheet."""
-STEP_S = 3.5e-3  # sampling and the engine's own work; measured: 3 to 4 ms
-LAUNCH_S = 0.5e-3  # of an evaluation's kernels
-PARALLEL = 0.8  # of the ideal, when one model is spread over several cards
-CELLS = 64 * 15_360  # of one card: 141 GB less 16 GB of weights and some scratch
+"""Bytes per second of pinned memory over PCIe 5 x16, according to the data sheet."""
+STEP_S = 3.5e-3  # sampling and the engine, measured: 3 to 4 ms
+LAUNCH_S = 0.5e-3  # kernel launches of an evaluation
+PARALLEL = 0.8  # efficiency of a model on several GPUs
+CELLS = 64 * 15_360  # of one GPU: 141 GB without 16 GB of weights and some scratch memory
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """``cards`` cards that hold one model together. ``save``, ``load``: bytes per second of moved states."""
+    """One or more GPUs with one model. ``save``, ``load``: bytes per second of offloaded and loaded states."""
 
     cards: int = 1
     save: float = SAVE
@@ -47,49 +49,54 @@ class Gpu:
         return self.cards * (PARALLEL if self.cards > 1 else 1.0)
 
     def part_s(self, n_evaluations: int, tokens: int, cells: int, pairs: int) -> float:
-        """Seconds of evaluations of so many tokens in all, of sequences with so many cells; `pairs`: of a token and a
-        cell before it. Each evaluation reads all weights."""
+        """Return the seconds of `n_evaluations`, each of which reads all weights.
+
+        ``tokens`` is their number in all evaluations, ``cells`` those of their sequences, and ``pairs`` the number of
+        pairs of a token and an earlier cell.
+        """
         memory_s = (2 * PARAMETERS * n_evaluations + KV_BYTES * cells) / BANDWIDTH
         compute_s = (2 * PARAMETERS * tokens + ATTENTION_FLOPS * pairs) / FLOPS
         return n_evaluations * LAUNCH_S + max(memory_s, compute_s) / self._speed
 
     @property
     def evaluation_s(self) -> float:
-        """What one more evaluation takes that reads nothing but weights."""
+        """Seconds of an additional evaluation that only reads weights."""
         return self.part_s(1, 0, 0, 0)
 
     def copy_s(self, n_cells: int) -> float:
-        """Copying a stream of so many cells within the card, whatever is in them: read and written."""
+        """Return the seconds to copy a KV stream of `n_cells` within the GPU, used or not."""
         return 2 * KV_BYTES * n_cells / BANDWIDTH / self._speed
 
     def state_s(self, n_tokens: int, rate: float) -> float:
-        """Return the seconds to move the state of a sequence out of the cells or back, at `rate` bytes per second."""
+        """Return the seconds to offload or load the state of a sequence at `rate` bytes per second."""
         return KV_BYTES * n_tokens / rate / self.cards
 
 
 @dataclass
 class Machine:
-    """Carries out what `server.engine.cache.kv_store.Cells` asks of a runner; ``now`` is the time in seconds."""
+    """Implements the runner methods that `server.engine.cache.kv_store.Cells` calls. ``now``: seconds."""
 
     info: RunnerInfo
     gpu: Gpu
     now: float = 0.0
-    moved_s: float = 0.0  # spent on copies and states, of all
-    n_evaluations: int = 0  # of streams
-    n_saves: int = 0  # states out of the cells
-    n_loads: int = 0  # and back
-    heads: None = None  # of the model's own, that guess
+    moved_s: float = 0.0  # seconds of copies, offloads and loads
+    n_evaluations: int = 0  # of decoding sequences
+    n_saves: int = 0  # offloaded states
+    n_loads: int = 0  # loaded states
+    heads: None = None  # no MTP heads
     _copies_s: float = 0.0
 
-    slots: list[Slot] = field(default_factory=list)  # the scheduler's own: what each sequence holds
+    slots: list[Slot] = field(default_factory=list)  # those of the scheduler
 
     def as_runner(self) -> Runner:
-        """For what takes a runner and uses its cells only."""
+        """Return the machine as a `Runner`, for code that only uses its cells."""
         return cast(Runner, self)
 
     def decode(self, entries: Sequence[BatchEntry], prompts: Sequence[BatchEntry]) -> float:
-        """The seconds that it takes. `entries` are in the order of their ids. Of those of `prompts` the first token is
-        evaluated with what stands beside it, the others by themselves."""
+        """Advance the clock by a decode and return its seconds. `entries` are sorted by sequence id.
+
+        The first token of each of `prompts` is evaluated with the adjacent sequences, the others separately.
+        """
         n_runs = 1 + sum([b.seq - a.seq != 1 for a, b in pairwise(entries)])
         cells = sum([e.pos for e in entries])
         n_prompt = pairs = 0
@@ -124,7 +131,7 @@ class Machine:
         n_tokens = len(self.slots[seq].tokens)
         self._move(self.gpu.state_s(n_tokens, self.gpu.save))
         self.n_saves += 1
-        return range(KV_BYTES * n_tokens)  # nothing but a length
+        return range(KV_BYTES * n_tokens)  # only its length matters
 
     def seq_load(self, seq: int, state: Any, n_tokens: int) -> bool:
         assert len(state) == n_tokens * KV_BYTES
@@ -134,9 +141,9 @@ class Machine:
 
 
 def machine(n_slots: int, *, is_pinned: bool = False) -> Machine:
-    """Return one card for every 64 slots, each with an equal part of the cells, as ``--no-kv-unified`` has it.
+    """Return a machine with one GPU per 64 slots. Slots have equal shares of the cells, as with ``--no-kv-unified``.
 
-    `is_pinned`: states move over the bus at full speed, which needs pinned memory.
+    ``is_pinned``: states are moved over the bus at full speed, which needs pinned memory.
     """
     cards = max(1, n_slots // 64)
     n_ctx = CELLS * cards // n_slots

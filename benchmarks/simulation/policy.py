@@ -1,4 +1,4 @@
-"""What is compared: the engine as it is, the same without its RAM cache, and caching as a slot-local server does it."""
+"""The compared policies: the engine with and without its RAM and disk tiers, and slot-local caching."""
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -12,8 +12,10 @@ from server.engine.sequence import Sequence, Slot
 
 
 class SlotLocal(Placer):
-    """A slot's cells are for whoever comes into this slot: no copies, nothing waited for. llama-server without its
-    prompt cache in RAM: an idle slot that begins alike is taken, else the one unused for longest."""
+    """Slot-local caching, as in llama-server without its prompt cache in RAM: no copies, and no waits for a prefill.
+
+    A request gets the idle slot with the longest common prefix, otherwise the least recently used one.
+    """
 
     def find(self, sequence: Sequence, now: float) -> Placement | None:
         """Return the placement in an idle slot."""
@@ -25,14 +27,14 @@ class SlotLocal(Placer):
 
     @property
     def _ids_in_use(self) -> AbstractSet[int]:
-        return frozenset()  # no slot is next to another
+        return frozenset()  # adjacency does not count
 
     def _copy_pays(self, n: int, n_held: int) -> bool:
         return False
 
 
 class Unsorted(Scheduler):
-    """Which slots are next to each other is not looked at."""
+    """A scheduler that ignores which slots are adjacent."""
 
     @staticmethod
     def _bridging(prefilling: AbstractSet[int], members: AbstractSet[int]) -> AbstractSet[int]:
@@ -44,7 +46,7 @@ class Unsorted(Scheduler):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A name for tables, and what it switches."""
+    """A named configuration of the engine. ``shares``: slots share prefixes."""
 
     name: str
     shares: bool = True
@@ -54,7 +56,7 @@ class Policy:
     is_pinned: bool = False
 
     def scheduler(self, info: RunnerInfo) -> Scheduler:
-        """The engine's scheduler under this policy."""
+        """Return the engine's scheduler with this policy."""
         params = EngineParams(cache_ram=self.ram_mib, target_itl_ms=self.target_itl_ms, max_queue=1 << 30)
         scheduler = Scheduler(info, params) if self.shares else Unsorted(info, params)
         if not self.shares:
@@ -70,7 +72,7 @@ SHARED = Policy("shared slots")
 
 
 def with_ram(n_slots: int, *, is_pinned: bool = False) -> Policy:
-    """Llamapool with a cache in RAM, whose memory is pageable or pinned."""
+    """Return Llamapool's policy with a RAM tier in pageable or pinned memory."""
     name = "shared slots + pinned RAM" if is_pinned else "shared slots + RAM"
     return Policy(name, ram_mib=RAM_MIB_PER_SLOT * n_slots, is_pinned=is_pinned)
 
@@ -79,5 +81,5 @@ DISK_MIB_PER_SLOT = 8192
 
 
 def with_disk(n_slots: int) -> Policy:
-    """And with one on disk behind it: all that there is."""
+    """Return Llamapool's policy with a RAM tier and a disk tier."""
     return Policy("shared slots + RAM + disk", ram_mib=RAM_MIB_PER_SLOT * n_slots, disk_mib=DISK_MIB_PER_SLOT * n_slots)

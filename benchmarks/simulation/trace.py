@@ -1,14 +1,13 @@
-"""Who asks what: sessions in the shape of published traces. Texts are numbers that nobody else has; beginnings that
-sessions share are the same numbers.
+"""Sessions modelled on published traces. Texts are unique token numbers; sessions that share a prefix have equal ones.
 
-chat      0.45 of the sessions; 16 applications with system prompts of 200 to 1,500 tokens; 3 turns in the mean, each of
-          70 new tokens and a reply of 215; 20 s between. LMSYS-Chat-1M (Zheng et al. 2023, table 1: 69.5 and 214.5
+chat      0.45 of the sessions; 16 applications with system prompts of 200 to 1,500 tokens; 3 turns on average, each of
+          70 new tokens and a reply of 215; pauses of 20 s. LMSYS-Chat-1M (Zheng et al. 2023, table 1: 69.5 and 214.5
           tokens); turns between its 2.0 and ShareGPT's 3.5.
-agent     0.40; 8 applications with tools of 2,000 to 5,000 tokens; 8 turns of 500 new tokens and a reply of 182; 2 s
-          (the tool). Mooncake (Qin et al., FAST 2025), tool&agent trace: 8,596 tokens in, 182 out, 59% shared.
-document  0.15; nothing shared; one turn of 5,000 tokens and a reply of 343. Mooncake, conversation trace: 343 out.
+agent     0.40; 8 applications with tools of 2,000 to 5,000 tokens; 8 turns of 500 new tokens and a reply of 182; pauses
+          of 2 s (the tool). Mooncake (Qin et al., FAST 2025), tool&agent trace: 8,596 tokens in, 182 out, 59% shared.
+document  0.15; no shared prefix; one turn of 5,000 tokens and a reply of 343. Mooncake, conversation trace: 343 out.
 
-Lengths are log-normal (sigma 1, as such traces are about), applications are chosen by Zipf's law.
+Lengths are log-normal with sigma 1, about that of such traces. Applications are chosen by Zipf's law.
 """
 
 import math
@@ -41,7 +40,7 @@ KINDS = (
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """A conversation under way; what it says next comes from its own ``random``, whatever others do meanwhile."""
+    """A running conversation. Its turns come from its own ``random``, independent of other sessions."""
 
     kind: Kind
     turns_left: int
@@ -51,7 +50,7 @@ class Session:
 
 
 class Trace:
-    """Sessions from a seed, the same ones in the same order for every policy."""
+    """Sessions from a seed: the same in the same order for every policy."""
 
     def __init__(self, seed: int, n_ctx: int) -> None:
         self._seed = seed
@@ -64,7 +63,7 @@ class Trace:
         }
 
     def text(self, n: int) -> list[int]:
-        """Tokens that nobody else has: the same number again and again, which keeps the processor's caches free."""
+        """Return `n` unique tokens: one number repeated, which saves memory traffic of the CPU."""
         self._at += 1
         return [self._at] * n
 
@@ -79,9 +78,11 @@ class Trace:
         system = draw.choices(systems, [1 / (i + 1) for i in range(len(systems))])[0] if systems else []
         return Session(kind, turns, list(system), draw)
 
-    def ask(self, session: Session) -> bool:
-        """Its history ends with the next turn, and ``n_reply`` tokens will follow. False: the session is over, or its
-        context is full."""
+    def add_turn(self, session: Session) -> bool:
+        """Append the next turn to the session and set its ``n_reply``.
+
+        Returns False if the session is over or its context is full.
+        """
         if session.turns_left <= 0:
             return False
         session.turns_left -= 1
@@ -93,17 +94,17 @@ class Trace:
         return True
 
     def next_of(self, session: Session) -> Session:
-        """`session` with its next turn; where there is none, another one in its place."""
-        while not self.ask(session):
+        """Return `session` with its next turn, or a new session if it is over."""
+        while not self.add_turn(session):
             session = self.session()
         return session
 
 
 def pause_s(session: Session) -> float:
-    """Until the next turn, or until another session begins in its place."""
+    """Return the seconds until the next turn or the next session of the user."""
     return session.random.expovariate(1 / session.kind.pause_s)
 
 
-def _length(session: Session, mean: int, most: int) -> int:
+def _length(session: Session, mean: int, maximum: int) -> int:
     drawn = session.random.lognormvariate(math.log(mean) - SIGMA**2 / 2, SIGMA)
-    return max(4, min(int(drawn), most))
+    return max(4, min(int(drawn), maximum))

@@ -1,4 +1,4 @@
-"""The MaskBench runner: verdicts, targets, and workers that an item may not take along."""
+"""The MaskBench runner: verdicts, targets, and workers that survive a failing item."""
 
 import json
 import os
@@ -26,38 +26,32 @@ def handle(item: str) -> str:
         while True:
             pass
     if item == "grow":
-        held = []
+        blocks = []
         while True:
-            held.append(b"x" * (1 << 20))
+            blocks.append(b"x" * (1 << 20))
     if item == "use 200 MB":
         return str(len(b"x" * (200 << 20)))
     return item
 
 
-def test_an_item_that_never_ends_grows_or_crashes_costs_only_its_worker() -> None:
+def test_items_that_hang_grow_or_crash_end_only_their_worker() -> None:
     items = ["one", "die", "spin", "grow", "two"]
     found: dict[str, Outcome[str, str]] = {
         each.item: each for each in measured(handler, items, 2, Limits(cpu_s=0.5, mb=300.0))
     }
-    assert {item: found[item].result for item in items} == {
-        "one": "one",
-        "die": None,
-        "spin": None,
-        "grow": None,
-        "two": "two",
-    }
+    assert {item: found[item].result for item in items} == dict.fromkeys(items) | {"one": "one", "two": "two"}
     assert found["die"].died == "died with exit code 3"
     assert found["spin"].died == "killed after 0.5 s"
     assert found["grow"].died == "killed after 300 MB"
 
 
-def test_memory_that_an_item_has_freed_again_is_counted_for_it_alone() -> None:
-    before, large, behind = measured(handler, ["one", "use 200 MB", "two"], 1, Limits())
+def test_peak_memory_of_an_item_is_not_counted_for_later_items() -> None:
+    before, large, after = measured(handler, ["one", "use 200 MB", "two"], 1, Limits())
     assert large.mb > 190
-    assert max(before.mb, behind.mb) < 100
+    assert max(before.mb, after.mb) < 100
 
 
-def test_members_are_written_as_given_and_in_the_order_of_the_schema() -> None:
+def test_instances_are_serialized_as_given_and_in_schema_order() -> None:
     schema = {
         "$defs": {"named": {"properties": {"name": {"properties": {"last": {}, "first": {}}}}}},
         "allOf": [{"$ref": "#/$defs/named"}],
@@ -72,7 +66,7 @@ def test_members_are_written_as_given_and_in_the_order_of_the_schema() -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A suite of four schemas, one for each verdict that misses no target, and one that passes only in order."""
+    """Write a suite of schemas with the verdicts that miss no target. Returns its folder."""
     suites: dict[str, tuple[Any, list[tuple[bool, Any]]]] = {
         "passes": ({"properties": {"b": {"type": "integer"}, "a": {}}}, [(True, {"a": 1, "b": 2}), (False, {"b": ""})]),
         "refused": ({"type": "array", "contains": {"const": 1}}, [(True, [1])]),
@@ -86,12 +80,12 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr("sys.argv", ["maskbench", *words])
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["maskbench", *arguments])
     return maskbench.main()
 
 
-def test_a_run_prints_the_table_and_what_has_changed_since_another(
+def test_run_prints_the_table_and_the_changes_since_an_earlier_run(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = gguf_file(tmp_path)
@@ -100,7 +94,7 @@ def test_a_run_prints_the_table_and_what_has_changed_since_another(
     assert run(monkeypatch, *command, "--json", str(old)) == 0
     assert "| Llamapool | 1 | 1 | 1 | 0 | 0 |" in capsys.readouterr().out
 
-    # An instance that the suite calls invalid, but is not: the target is missed.
+    # The suite marks a valid instance as invalid, so a target is missed.
     suite = json.loads((data / "passes.json").read_text())
     suite["tests"].append({"valid": False, "data": {"b": 1}})
     (data / "passes.json").write_text(json.dumps(suite))
@@ -110,7 +104,7 @@ def test_a_run_prints_the_table_and_what_has_changed_since_another(
     assert "1 schemas miss a target" in out
 
 
-def test_the_page_shows_the_committed_run() -> None:
+def test_readme_shows_the_committed_run() -> None:
     run = json.loads((ROOT / "benchmarks" / "results" / "maskbench.json").read_text())
     page = (ROOT / "benchmarks" / "README.md").read_text()
     names = ("passing", "compile error", "valid rejected", "invalid accepted", "failed mid-reply")
@@ -120,8 +114,7 @@ def test_the_page_shows_the_committed_run() -> None:
     assert run["commit"] in page
 
 
-def test_the_committed_run_misses_no_target() -> None:
-    """The sandbox stopped one of its schemas at the memory limit twice, after 3.02 s of CPU time together."""
+def test_committed_run_misses_no_target() -> None:
     run = json.loads((ROOT / "benchmarks" / "results" / "maskbench.json").read_text())
     verdicts = {name: verdict for name, (verdict, _) in run["schemas"].items()}
     rows = {

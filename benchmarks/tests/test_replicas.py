@@ -1,4 +1,4 @@
-"""Replicas behind a router, simulated small: what `benchmarks.simulation.replicas` shows at its full size."""
+"""A small simulation of replicas with a router; `benchmarks.simulation.replicas` runs the full one."""
 
 import pytest
 
@@ -21,15 +21,15 @@ def found() -> dict[str, dict[str, float]]:
     return {name: figures(name) for name in ("random", "least", "prefix")}
 
 
-def test_prompts_beginnings_are_found_where_they_are(found: dict[str, dict[str, float]]) -> None:
+def test_prefix_router_has_the_highest_hit_rate(found: dict[str, dict[str, float]]) -> None:
     assert found["prefix"]["hit_rate"] > found["least"]["hit_rate"] + 0.05
     assert found["prefix"]["hit_rate"] > found["random"]["hit_rate"] + 0.05
 
 
-def test_no_replica_gets_all(found: dict[str, dict[str, float]]) -> None:
+def test_each_router_distributes_requests_over_replicas(found: dict[str, dict[str, float]]) -> None:
     for each in found.values():
         assert each["most_at_one"] < 0.6
 
 
-def test_the_same_seed_gives_the_same_run() -> None:
+def test_runs_with_the_same_seed_are_equal() -> None:
     assert figures("prefix", 100) == figures("prefix", 100)

@@ -1,4 +1,4 @@
-"""Walks over constraints end, whatever a string must match."""
+"""Random walks through JSON Schema constraints end with valid instances, and examples of regular expressions."""
 
 import json
 from random import Random
@@ -27,7 +27,7 @@ COMPILER, WALKER = GrammarCompiler(VOCAB), Walker(VOCAB)
     ],
 )
 @pytest.mark.parametrize("free", [0, 5, 40])
-def test_a_walk_ends_where_the_mask_does_not_say_how(schema: dict[str, Any], free: int) -> None:
+def test_walks_of_patterns_and_patterned_keys_end_with_a_valid_instance(schema: dict[str, Any], free: int) -> None:
     ends = endings(schema)
     for seed in range(3):
         tokens = WALKER.walk(COMPILER.json_schema(schema), Random(seed), free=free, at_most=300, endings=ends)
@@ -36,7 +36,7 @@ def test_a_walk_ends_where_the_mask_does_not_say_how(schema: dict[str, Any], fre
 
 
 @pytest.mark.parametrize(
-    ("pattern", "found"),
+    ("pattern", "expected"),
     [
         ("^(ipv4)|(ipv6)$", ["ipv4", "ipv6"]),
         ("[^a1]{2}(-[b-d]+)?", ["AA"]),
@@ -45,5 +45,5 @@ def test_a_walk_ends_where_the_mask_does_not_say_how(schema: dict[str, Any], fre
         (r"\p{L}", []),
     ],
 )
-def test_examples_take_each_way_once(pattern: str, found: list[str]) -> None:
-    assert examples(pattern) == found
+def test_examples_contain_each_alternative_of_a_pattern_once(pattern: str, expected: list[str]) -> None:
+    assert examples(pattern) == expected

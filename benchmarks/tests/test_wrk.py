@@ -1,4 +1,4 @@
-"""Reading wrk's output (`benchmarks.wrk`)."""
+"""Parsing the output of wrk and ab, and the table of `benchmarks.wrk`."""
 
 import pytest
 
@@ -37,7 +37,7 @@ Percentage of the requests served within a certain time (ms)
 @pytest.mark.parametrize(
     ("output", "figures"), [(OUTPUT, (214.93, 0.8, 1120.0, 7)), (AB_OUTPUT, (119.31, 66.0, 92.0, 2))], ids=["wrk", "ab"]
 )
-def test_rates_latencies_and_errors_are_read(output: str, figures: tuple[float, float, float, int]) -> None:
+def test_rates_latencies_and_errors_are_parsed(output: str, figures: tuple[float, float, float, int]) -> None:
     assert parse_output("tiny.gguf", "peer", "1 token", output) == Run("tiny.gguf", "peer", "1 token", *figures)
 
 
@@ -46,7 +46,7 @@ def test_output_without_a_rate_is_an_error() -> None:
         parse_output("tiny.gguf", "peer", "1 token", "unable to connect to 127.0.0.1:1")
 
 
-def test_the_table_shows_medians_and_the_ratio_to_llama_server() -> None:
+def test_table_shows_medians_and_the_ratio_to_llama_server() -> None:
     rates = {"llamapool": (90.0, 110.0, 300.0), "peer": (100.0, 100.0, 1.0), "null": (9000.0,) * 3}
     runs = [
         Run("tiny.gguf", name, load, rate, 1.0, 2.0, 0) for load in LOADS for name in SERVERS for rate in rates[name]

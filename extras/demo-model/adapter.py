@@ -22,7 +22,7 @@ ALPHA = 16.0
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer with a low-rank change beside it."""
+    """A frozen linear layer with a low-rank adapter."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -31,12 +31,12 @@ class Adapted(nn.Module):
         self.b = nn.Parameter(torch.zeros(base.out_features, RANK))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output and the change."""
+        """Return the sum of the layer's and the adapter's output."""
         return self.base(x) + F.linear(F.linear(x, self.a), self.b) * (ALPHA / RANK)
 
 
 def adapt(network: Network) -> dict[str, Adapted]:
-    """Put an adapter on every matrix of the blocks; by the matrix's name."""
+    """Add an adapter to each matrix of the blocks. Returns them by the matrix's name."""
     network.requires_grad_(False)
     adapted: dict[str, Adapted] = {}
     for name, layer in list(network.named_modules()):
@@ -48,7 +48,7 @@ def adapt(network: Network) -> dict[str, Adapted]:
 
 
 def write_adapter(adapted: dict[str, Adapted], out: Path) -> None:
-    """Write the adapter as GGUF, whole or not at all."""
+    """Write the adapter as GGUF, atomically."""
     draft = out.with_suffix(".tmp")
     writer = gguf.GGUFWriter(draft, "llama")
     writer.add_type("adapter")
@@ -64,7 +64,7 @@ def write_adapter(adapted: dict[str, Adapted], out: Path) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--checkpoint", default="demo")

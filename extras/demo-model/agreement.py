@@ -1,4 +1,4 @@
-"""How often the draft model's best next token is the demo model's: `python extras/demo-model/agreement.py --help`."""
+"""Measure how often the draft model's best token is that of the demo model: `agreement.py --help`."""
 
 import argparse
 from itertools import islice
@@ -15,7 +15,7 @@ SEED = 20_000
 
 
 def network_of(checkpoint: Path) -> Network:
-    """The network with its averaged weights."""
+    """Return the network with its averaged weights."""
     state = torch.load(checkpoint, map_location="cpu")
     network = Network(Shape(**state["shape"]))
     network.load_state_dict(state["average"])
@@ -23,7 +23,7 @@ def network_of(checkpoint: Path) -> Network:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--checkpoint", default="demo")
@@ -38,8 +38,8 @@ def main() -> None:
         for sample in islice(stream(SEED, "test"), args.samples):
             ids, learnt = encoded(tokenizer, sample)
             inputs, answers = torch.tensor([ids[:-1]]), torch.tensor(learnt[1:]) > 0
-            best, guessed = (network.logits(network(inputs))[0].argmax(-1) for network in (demo, draft))
-            n_same += int((best == guessed)[answers].sum())
+            best, drafted = (network.logits(network(inputs))[0].argmax(-1) for network in (demo, draft))
+            n_same += int((best == drafted)[answers].sum())
             n_tokens += int(answers.sum())
     print(f"the draft's best token is the model's at {n_same / n_tokens:.1%} of {n_tokens:,} answer tokens")
 

@@ -1,7 +1,7 @@
-"""The mean of two checkpoints' averaged weights, one the other's continuation: `average.py --help`.
+"""Interpolate the averaged weights of a checkpoint and its continuation: `average.py --help`.
 
-What is trained on for a new ability forgets some of the old ones; the weights between the two keep both (Wortsman et
-al. 2022, "Robust fine-tuning of zero-shot models").
+Training for a new ability loses some of the old ones. Weights between the two checkpoints keep both (Wortsman et al.
+2022, "Robust fine-tuning of zero-shot models").
 """
 
 import argparse
@@ -13,12 +13,12 @@ HERE = Path(__file__).parent
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=HERE / "build")
-    parser.add_argument("--before", default="talk", help="name of the checkpoint that the training went on from")
-    parser.add_argument("--after", default="any", help="name of the checkpoint that it ended at")
-    parser.add_argument("--share", type=float, default=0.7, help="of the second")
+    parser.add_argument("--before", default="talk", help="name of the checkpoint before the training")
+    parser.add_argument("--after", default="any", help="name of the checkpoint after the training")
+    parser.add_argument("--share", type=float, default=0.7, help="weight of the second checkpoint")
     parser.add_argument("--out", default="demo", help="the checkpoint to write, with the optimizers of the second")
     args = parser.parse_args()
     before, after = (torch.load(args.build / f"{name}.pt", map_location="cpu") for name in (args.before, args.after))

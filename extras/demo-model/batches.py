@@ -1,4 +1,4 @@
-"""Token batches from the corpus: samples of like length together, so that little is padding."""
+"""Token batches from the corpus. Samples of similar length are batched together to reduce padding."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -18,11 +18,11 @@ COPIES = 2.0
 
 
 def encoded(tokenizer: Tokenizer, sample: Sample | Infill) -> Encoded:
-    """Token ids, and for each how much the model learns to write it: 0 where it does not.
+    """Return token ids and the loss weight of each; 0 for tokens that are not trained.
 
-    The token that chooses between an answer and a call and the one that chooses the tool count DECIDES times: they are
-    few among many that follow from them. A tool's name and what begins a parameter's name or a value in a call count
-    COPIES times: behind a quotation mark a word is other tokens than behind the space where it was read.
+    The token that chooses between answer and call and the one that chooses the tool have the weight DECIDES, since many
+    tokens follow from them. A tool's name and the first token of a parameter's name or value in a call have the weight
+    COPIES, since a word has other tokens after a quotation mark than after a space.
     """
     ids: list[int] = []
     learnt: list[float] = []
@@ -40,19 +40,19 @@ def _emphasis(tokenizer: Tokenizer, answer: list[int]) -> list[float]:
         return [DECIDES if i in decisions else 1.0 for i in range(len(answer))]
     quotes = _quotes(tokenizer)
     begins = {i + 1 for i, token in enumerate(answer) if token in quotes}
-    for start in decisions - {0}:  # the name to its end, since two names may begin alike
+    for start in decisions - {0}:  # the whole name, since names may share a prefix
         begins |= set(takewhile(lambda i: answer[i] not in quotes, range(start, len(answer))))
     return [DECIDES if i in decisions else COPIES if i in begins else 1.0 for i in range(len(answer))]
 
 
 @cache
 def _quotes(tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens that end in a quotation mark."""
+    """Return the tokens that end with a quotation mark."""
     return frozenset(i for token, i in tokenizer.get_vocab().items() if token.endswith('"'))
 
 
 def answer_weights(learnt: list[float]) -> list[float]:
-    """Each token's emphasis over the root of the number of tokens of its answer."""
+    """Divide each token's weight by the square root of the number of tokens of its answer."""
     weights: list[float] = []
     for _, run in groupby(learnt, key=bool):
         answer = list(run)
@@ -61,12 +61,13 @@ def answer_weights(learnt: list[float]) -> list[float]:
 
 
 def collated(rows: list[Encoded]) -> Batch:
-    """Inputs, targets and weights, (row, token); targets that are not learnt are IGNORED.
+    """Return inputs, targets and weights, (row, token). Targets that are not trained are IGNORED.
 
-    An answer's weights sum to about the root of the number of its tokens: stories shall not drown short answers.
+    The weights of an answer sum to about the square root of its number of tokens, so that stories do not outweigh short
+    answers.
     """
     width = max(len(ids) for ids, _ in rows) - 1
-    n_rows = max(2, len(rows))  # one row alone would be compiled anew
+    n_rows = max(2, len(rows))  # a single row would cause another compilation
     inputs = torch.zeros(n_rows, width, dtype=torch.long)
     targets = torch.full((n_rows, width), IGNORED)
     weights = torch.zeros(n_rows, width)
@@ -81,15 +82,15 @@ def collated(rows: list[Encoded]) -> Batch:
 def batches(
     samples: Iterator[Sample | Infill], tokenizer: Tokenizer, n_tokens: int, n_ctx: int, seed: int
 ) -> Iterator[Batch]:
-    """Batches of about n_tokens, without end."""
+    """Yield batches of about n_tokens, endlessly."""
     rng = Random(seed)
     while True:
         pool = [encoded(tokenizer, sample) for sample in islice(samples, 3000)]
         pool = sorted((row for row in pool if len(row[0]) <= n_ctx), key=lambda row: len(row[0]))
-        cut: list[list[Encoded]] = [[]]
+        parts: list[list[Encoded]] = [[]]
         for row in pool:
-            if cut[-1] and len(row[0]) * (len(cut[-1]) + 1) > n_tokens:
-                cut.append([])
-            cut[-1].append(row)
-        rng.shuffle(cut)
-        yield from map(collated, cut)
+            if parts[-1] and len(row[0]) * (len(parts[-1]) + 1) > n_tokens:
+                parts.append([])
+            parts[-1].append(row)
+        rng.shuffle(parts)
+        yield from map(collated, parts)

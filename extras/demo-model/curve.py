@@ -1,7 +1,7 @@
 """Score checkpoints of several sizes and amounts of training: `python extras/demo-model/curve.py --help`.
 
-Each checkpoint is `NAME[:TOKENS]`: NAME.pt in the build folder, and how many tokens it saw where it doesn't say so.
-A checkpoint that the JSON file has already is not scored again.
+Each checkpoint is `NAME[:TOKENS]`: NAME.pt in the build folder, and the number of trained tokens if it does not contain
+it. Checkpoints in the JSON file are not scored again.
 """
 
 import argparse
@@ -20,7 +20,7 @@ MODELS = HERE.parents[1] / "models"
 
 @dataclass(frozen=True)
 class Point:
-    """One checkpoint's place on the curve: parameters, steps and tokens seen, the cases of each ability, the scores."""
+    """A checkpoint's point on the curve: parameters, steps, trained tokens, cases per ability, scores."""
 
     name: str
     parameters: int
@@ -31,7 +31,7 @@ class Point:
 
 
 def point(build: Path, wanted: str, n_cases: int) -> Point:
-    """The checkpoint's averaged weights, through llama.cpp at temperature 0."""
+    """Score the checkpoint's averaged weights with llama.cpp at temperature 0."""
     name, _, tokens = wanted.partition(":")
     state = torch.load(build / f"{name}.pt", map_location="cpu")
     exported = build / f"{name}.curve.gguf"
@@ -45,7 +45,7 @@ def point(build: Path, wanted: str, n_cases: int) -> Point:
 
 
 def table(points: list[Point]) -> str:
-    """The points as a Markdown table."""
+    """Return the points as a Markdown table."""
     abilities = [ability for ability in points[0].scores if ability != "stops by itself"]
     lines = ["| parameters | tokens seen | " + " | ".join(abilities) + " |", "|---" * (2 + len(abilities)) + "|"]
     for p in points:
@@ -55,12 +55,12 @@ def table(points: list[Point]) -> str:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--checkpoints", nargs="+", default=["draft", "broad", "demo"], metavar="NAME[:TOKENS]")
     parser.add_argument("--per-ability", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=MODELS / "curve.json", help="JSON file, added to")
+    parser.add_argument("--out", type=Path, default=MODELS / "curve.json", help="JSON file to extend")
     args = parser.parse_args()
     known = {entry["name"]: Point(**entry) for entry in json.loads(args.out.read_text())} if args.out.exists() else {}
     for wanted in args.checkpoints:

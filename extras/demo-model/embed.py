@@ -23,7 +23,7 @@ TEMPERATURE = 0.05
 
 
 def embedded(network: Network, tokenizer: Tokenizer, texts: list[str]) -> Tensor:
-    """Unit vectors, (text, dim): the mean of the hidden states of a text's tokens."""
+    """Return unit vectors, (text, dim): the mean of the hidden states of a text's tokens."""
     ids = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
     tokens = torch.zeros(len(ids), max(map(len, ids)), dtype=torch.long)
     mask = torch.zeros(tokens.shape)
@@ -36,14 +36,14 @@ def embedded(network: Network, tokenizer: Tokenizer, texts: list[str]) -> Tensor
 
 
 def contrast(first: Tensor, second: Tensor) -> Tensor:
-    """InfoNCE both ways: each text's pair against the other pairs of the batch."""
+    """Return the symmetric InfoNCE loss: each text's pair against the other pairs of the batch."""
     likeness = first @ second.T / TEMPERATURE
     own = torch.arange(len(first))
     return (F.cross_entropy(likeness, own) + F.cross_entropy(likeness.T, own)) / 2
 
 
 def train(network: Network, tokenizer: Tokenizer, path: Path, args: argparse.Namespace) -> None:
-    """Pairs of phrasings of like meaning, drawn anew for each step."""
+    """Train on pairs of phrasings with the same meaning. Each step draws new pairs."""
     meanings = list(by_meaning(1, "train", 150_000).values())
     rng = Random(1)
     matrices = [p for p in network.blocks.parameters() if p.ndim == 2]
@@ -68,7 +68,7 @@ def train(network: Network, tokenizer: Tokenizer, path: Path, args: argparse.Nam
 
 
 def score(model_path: Path, n_pairs: int) -> float:
-    """The share of questions whose held-out paraphrase is the nearest of n_pairs, by the GGUF in llama.cpp."""
+    """Return the share of questions whose held-out paraphrase is the nearest of n_pairs, with llama.cpp."""
     import llama_cpp
 
     model = llama_cpp.Llama(str(model_path), embedding=True, n_ctx=512, n_threads=1, verbose=False)
@@ -79,14 +79,14 @@ def score(model_path: Path, n_pairs: int) -> float:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--out", type=Path, default=MODELS / "demo-embed.gguf")
     parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--batch", type=int, default=96, help="pairs in a step")
+    parser.add_argument("--batch", type=int, default=96, help="pairs per step")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--score-only", action="store_true", help="of the file that is there")
+    parser.add_argument("--score-only", action="store_true", help="only score the existing file")
     parser.add_argument("--scores", type=Path, help="JSON file for the score")
     args = parser.parse_args()
     torch.manual_seed(1)

@@ -1,7 +1,7 @@
-"""Score a GGUF on held-out cases, through llama.cpp: `python extras/demo-model/evaluate.py --help`.
+"""Score a GGUF file on held-out cases with llama.cpp: `python extras/demo-model/evaluate.py --help`.
 
-The cases are those of `models/demo-cases.jsonl`; ``--draw N`` draws N of each ability anew from the corpus, by another
-seed after each look at the misses, and writes that file.
+The cases are in `models/demo-cases.jsonl`. ``--draw N`` draws N new cases per ability from the corpus and writes that
+file. Use another seed after each look at the misses.
 """
 
 import argparse
@@ -32,20 +32,20 @@ _CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 
 @dataclass(frozen=True)
 class Case:
-    """What the model is given, and what passes."""
+    """A prompt and the expected reply."""
 
     ability: str
     prompt: str
-    wanted: str  # what the corpus would have it write
+    wanted: str  # the reply of the corpus
     accept: tuple[str, ...] = ()  # regular expressions that must all be found, ignoring case
-    reject: tuple[str, ...] = ()  # and those that must not
-    exact: bool = False  # the very text, but for white space around it
+    reject: tuple[str, ...] = ()  # regular expressions that must not be found
+    exact: bool = False  # the same text except for surrounding white space
     calls: bool = False  # the same calls as in the wanted text
     thinking: bool = False
 
 
 def case_of(made: Sample | Infill) -> Case:
-    """A sample of the corpus as a case; those that think are an ability of their own."""
+    """Return a sample of the corpus as a case. Samples with reasoning are a separate ability."""
     parts = made.parts()
     last = max(i for i, (_, learnt) in enumerate(parts) if learnt)
     prompt = "".join(text for text, _ in parts[:last])
@@ -58,7 +58,7 @@ def case_of(made: Sample | Infill) -> Case:
 
 
 def drawn(per_ability: int) -> list[Case]:
-    """Held-out cases, without repetition, by ability."""
+    """Return held-out cases by ability, without duplicates."""
     found: dict[str, dict[str, Case]] = defaultdict(dict)
     for case in map(case_of, stream(SEED, "test")):
         if len(found[case.ability]) < per_ability:
@@ -71,7 +71,7 @@ def drawn(per_ability: int) -> list[Case]:
 
 
 def frozen(per_ability: int | None = None) -> list[Case]:
-    """The published cases, or the first of each ability."""
+    """Return the published cases, or the first `per_ability` of each ability."""
     kept: dict[str, list[Case]] = defaultdict(list)
     for line in CASES.read_text().splitlines():
         given = json.loads(line)
@@ -81,12 +81,12 @@ def frozen(per_ability: int | None = None) -> list[Case]:
 
 
 def pirate_cases(n_cases: int) -> list[Case]:
-    """Held-out cases for the adapter: right where the reply is a pirate's."""
+    """Return held-out cases for the adapter, whose replies must be pirate speech."""
     return [replace(case_of(made), ability="pirate") for made in islice(pirate_stream(SEED, "test"), n_cases)]
 
 
 def calls_of(text: str) -> list[str] | None:
-    """The calls in the text in one canonical form and order; None where one is malformed."""
+    """Return the calls in the text in a canonical form and order, or None if one is malformed."""
     try:
         return sorted(json.dumps(json.loads(body), sort_keys=True) for body in _CALL.findall(text))
     except ValueError:
@@ -94,12 +94,12 @@ def calls_of(text: str) -> list[str] | None:
 
 
 def is_right(case: Case, written: str) -> bool:
-    """Whether the text that the model wrote passes."""
+    """Return whether the model's reply passes."""
     if case.exact:
         return written.strip() == case.wanted.strip()
     if case.thinking:
-        thought, closing, written = written.partition("\n</think>\n\n")
-        if not closing or not thought.strip():
+        reasoning, closing, written = written.partition("\n</think>\n\n")
+        if not closing or not reasoning.strip():
             return False
         wanted = case.wanted.partition("\n</think>\n\n")[2]
         return is_right(replace(case, thinking=False, wanted=wanted), written)
@@ -116,10 +116,10 @@ def is_right(case: Case, written: str) -> bool:
 def score(
     model: llama_cpp.Llama, cases: Iterable[Case], sampling: Mapping[str, float], show: int = 0
 ) -> dict[str, float]:
-    """Each ability's share of cases that are right and end by themselves; prints the first misses."""
+    """Return each ability's share of right, complete replies. Prints the first misses."""
     right: dict[str, list[bool]] = defaultdict(list)
     ended: list[bool] = []
-    complete: Any = model.create_completion  # whose types know no options in a mapping
+    complete: Any = model.create_completion  # its types do not allow options in a mapping
     for case in cases:
         tokens = model.tokenize(case.prompt.encode(), add_bos=False, special=True)
         seed = len(right[case.ability])
@@ -137,7 +137,7 @@ def _share(passed: Sequence[bool]) -> float:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=MODELS / "demo.gguf")
     parser.add_argument("--draw", type=int, metavar="N", help="draw so many cases of each ability and write them")

@@ -16,7 +16,7 @@ MODELS = HERE.parents[1] / "models"
 
 
 def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """The hyperparameters."""
+    """Add the hyperparameters."""
     writer.add_context_length(shape.n_ctx)
     writer.add_embedding_length(shape.dim)
     writer.add_block_count(shape.n_layer)
@@ -30,7 +30,7 @@ def add_shape(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, path: Path, frame: bool = False) -> None:
-    """Vocabulary, merges, token types and the special tokens' ids. With `frame`, texts get begin and end tokens."""
+    """Add vocabulary, merges, token types and special tokens. With `frame`, texts get BOS and EOS."""
     model = json.loads(path.read_text())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     types = dict.fromkeys(CONTROL, gguf.TokenType.CONTROL)
@@ -52,7 +52,7 @@ def add_tokenizer(writer: gguf.GGUFWriter, path: Path, frame: bool = False) -> N
 
 
 def add_tensor(writer: gguf.GGUFWriter, name: str, weight: Tensor, kind: str) -> None:
-    """A matrix as `kind` (f32, f16 or q8_0), anything else as float32."""
+    """Add a matrix as `kind` (f32, f16 or q8_0), other tensors as float32."""
     quantization = gguf.GGMLQuantizationType[kind.upper()]
     values = weight.float().numpy()
     if values.ndim == 2 and kind != "f32":
@@ -62,13 +62,13 @@ def add_tensor(writer: gguf.GGUFWriter, name: str, weight: Tensor, kind: str) ->
 
 
 def add_weights(writer: gguf.GGUFWriter, weights: dict[str, Tensor], kind: str) -> None:
-    """The network's tensors under their names in GGUF."""
+    """Add the network's tensors with their GGUF names."""
     for name, weight in weights.items():
         add_tensor(writer, gguf_name(name), weight, kind)
 
 
 def add_card(writer: gguf.GGUFWriter, name: str, kind: str) -> None:
-    """What the file is, and whose."""
+    """Add name, author, licence and description."""
     writer.add_name(name)
     writer.add_author("The Llamapool authors")
     writer.add_license("mit")
@@ -78,7 +78,7 @@ def add_card(writer: gguf.GGUFWriter, name: str, kind: str) -> None:
 
 
 def write(writer: gguf.GGUFWriter, draft: Path, out: Path) -> None:
-    """Write the draft, then give it the name `out`: whole or not at all."""
+    """Write to `draft`, then rename it to `out`, so that writing is atomic."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -89,7 +89,7 @@ def write(writer: gguf.GGUFWriter, draft: Path, out: Path) -> None:
 def export(
     checkpoint: Path, tokenizer: Path, out: Path, name: str, kind: str, raw: bool = False, mean_pooling: bool = False
 ) -> None:
-    """Write `out` whole or not at all. With mean_pooling it is an embedding model, without a chat template."""
+    """Write `out` atomically. With mean_pooling it is an embedding model without a chat template."""
     state = torch.load(checkpoint, map_location="cpu")
     draft = out.with_suffix(".tmp")
     writer = gguf.GGUFWriter(draft, "llama")
@@ -105,14 +105,14 @@ def export(
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--checkpoint", default="demo")
     parser.add_argument("--out", type=Path, default=MODELS / "demo.gguf")
     parser.add_argument("--name", default="Llamapool demo")
     parser.add_argument("--kind", choices=("f32", "f16", "q8_0"), default="f16")
-    parser.add_argument("--raw", action="store_true", help="the last step's weights, not their average")
+    parser.add_argument("--raw", action="store_true", help="use the last step's weights instead of their average")
     args = parser.parse_args()
     checkpoint = args.build / f"{args.checkpoint}.pt"
     export(checkpoint, args.build / "tokenizer.json", args.out, args.name, args.kind, args.raw)

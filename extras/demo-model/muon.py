@@ -1,4 +1,4 @@
-"""Muon (Jordan et al. 2024): momentum whose update is made orthogonal; for the CPU."""
+"""Muon (Jordan et al. 2024), momentum with orthogonalized updates, for the CPU."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonal(updates: Tensor, dtype: torch.dtype = torch.float32, n_iterations: int = 5) -> Tensor:
-    """Each matrix of (n, rows, columns) with its singular values moved near 1, by Newton-Schulz in that type."""
+    """Move the singular values of each matrix of (n, rows, columns) near 1, by Newton-Schulz in `dtype`."""
     a, b, c = _COEFFICIENTS
     tall = updates.shape[1] > updates.shape[2]
     x = updates.mT if tall else updates
@@ -22,7 +22,7 @@ def orthogonal(updates: Tensor, dtype: torch.dtype = torch.float32, n_iterations
 
 
 class Muon(torch.optim.Optimizer):
-    """Takes matrices only; those of one shape are updated together."""
+    """The Muon optimizer for matrices. Matrices of the same shape are updated together."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update."""
+        """Update the matrices once."""
         for group in self.param_groups:
             alike: dict[torch.Size, list[Tensor]] = defaultdict(list)
             for matrix in group["params"]:

@@ -1,4 +1,4 @@
-"""The network: Llama (RMSNorm, RoPE on neighbours, grouped-query attention, SwiGLU), tied embeddings."""
+"""The network: Llama (RMSNorm, RoPE on adjacent pairs, grouped-query attention, SwiGLU), tied embeddings."""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ _BLOCK_NAMES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a network."""
+    """Dimensions of a network."""
 
     n_vocab: int
     dim: int = 192
@@ -35,12 +35,12 @@ class Shape:
 
     @property
     def dim_head(self) -> int:
-        """Width of one attention head."""
+        """Width of an attention head."""
         return self.dim // self.n_head
 
 
 def shape_of(name: str, n_vocab: int) -> Shape:
-    """The shape of one of the project's models."""
+    """Return the shape of one of the project's models."""
     if name == "demo":
         return Shape(n_vocab)
     small = Shape(n_vocab, dim=96, n_layer=2, n_head=3, n_head_kv=3, dim_ff=256)
@@ -48,7 +48,7 @@ def shape_of(name: str, n_vocab: int) -> Shape:
 
 
 def gguf_name(name: str) -> str:
-    """The tensor's name in GGUF."""
+    """Return the tensor's name in GGUF."""
     if name.startswith("blocks."):
         _, i, rest = name.split(".", 2)
         return f"blk.{i}.{_BLOCK_NAMES[rest.removesuffix('.weight')]}.weight"
@@ -56,21 +56,21 @@ def gguf_name(name: str) -> str:
 
 
 def rotations(shape: Shape, n_tokens: int) -> Tensor:
-    """RoPE's angles as cosine and sine, (2, n_tokens, dim_head / 2)."""
+    """Return RoPE's angles as cosine and sine, (2, n_tokens, dim_head / 2)."""
     powers = torch.arange(0, shape.dim_head, 2).float() / shape.dim_head
     angles = torch.outer(torch.arange(n_tokens).float(), shape.rope_base**-powers)
     return torch.stack([angles.cos(), angles.sin()])
 
 
 def rotated(x: Tensor, rotation: Tensor) -> Tensor:
-    """x (batch, head, token, dim_head), each pair of neighbours turned by its position's angle."""
+    """Rotate each adjacent pair of x (batch, head, token, dim_head) by its position's angle."""
     even, odd = x[..., 0::2], x[..., 1::2]
     cos, sin = rotation
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
 
 
 class Attention(nn.Module):
-    """Self-attention, causal where no mask is given."""
+    """Self-attention, causal without a mask."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each normed before and added."""
+    """Attention and feed-forward with pre-normalization and residual connections."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """Token ids to hidden states; `logits` turns those into scores of the next token."""
+    """Maps token ids to hidden states, and these to scores of the next token (`logits`)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -129,16 +129,16 @@ class Network(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.n_layer) ** 0.5 if narrow else 0.04)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(batch, token) to (batch, token, dim). mask: where attention may go, broadcast to (batch, head, to, from)."""
+        """Map (batch, token) to (batch, token, dim). mask: allowed attention, broadcast to (batch, head, to, from)."""
         return self.read(self.embedding(tokens), mask)
 
     def read(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Embeddings (batch, token, dim), of tokens or of what a projector saw, to the same."""
+        """Map embeddings of tokens or media, (batch, token, dim), to hidden states of the same shape."""
         rotation = self.rotation[:, : x.shape[1]]
         for block in self.blocks:
             x = block(x, rotation, mask)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(..., dim) to (..., n_vocab)."""
+        """Map (..., dim) to (..., n_vocab)."""
         return F.linear(hidden, self.embedding.weight)

@@ -20,11 +20,11 @@ from torch.nn import functional as F
 
 HERE = Path(__file__).parent
 MODELS = HERE.parents[1] / "models"
-ARCHITECTURE = "neo-bert"  # llama.cpp's bidirectional one with RMSNorm, RoPE and SwiGLU, as `Network` has them
+ARCHITECTURE = "neo-bert"  # llama.cpp's bidirectional architecture with RMSNorm, RoPE and SwiGLU, as in `Network`
 
 
 class Reranker(nn.Module):
-    """A network without causality, and a head on its first token's state."""
+    """A bidirectional network with a head on the state of its first token."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Reranker(nn.Module):
         self.out = nn.Linear(shape.dim, 1)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """(text, token) to (text,): the higher, the more relevant; above 0 where relevant."""
+        """Map (text, token) to scores (text,): above 0 for relevant documents."""
         mask = torch.arange(tokens.shape[1]) < lengths[:, None]
         first = self.body(tokens, mask[:, None, None, :])[:, 0]
         return self.out(torch.tanh(self.cls(first)))[:, 0]
 
 
 def framed(tokenizer: Tokenizer, query: str, document: str) -> list[int]:
-    """Begin, query, end, document, end: what llama-server makes of a pair for a model that adds both."""
+    """Return BOS, query, EOS, document, EOS, as llama-server builds a pair for a model that adds both."""
     begin, end = tokenizer.token_to_id("<|endoftext|>"), tokenizer.token_to_id("<|im_end|>")
     assert begin is not None, "no <|endoftext|>"
     assert end is not None, "no <|im_end|>"
@@ -48,7 +48,7 @@ def framed(tokenizer: Tokenizer, query: str, document: str) -> list[int]:
 
 
 def scores_of(network: Reranker, tokenizer: Tokenizer, rankings: list[Ranking]) -> Tensor:
-    """(ranking, document)."""
+    """Return the scores, (ranking, document)."""
     rows = [framed(tokenizer, ranking.query, document) for ranking in rankings for document in ranking.documents]
     tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
     for i, row in enumerate(rows):
@@ -57,7 +57,7 @@ def scores_of(network: Reranker, tokenizer: Tokenizer, rankings: list[Ranking]) 
 
 
 def train(network: Reranker, tokenizer: Tokenizer, path: Path, args: argparse.Namespace) -> None:
-    """The relevant document against the others of its query, and each by itself."""
+    """Train on the relevant document against the others of its query, and on each document separately."""
     rankings, rng = Rankings(1, "train", 150_000), Random(args.seed)
     matrices = [p for p in network.body.blocks.parameters() if p.ndim == 2]
     taken = {id(p) for p in matrices}
@@ -85,7 +85,7 @@ def train(network: Reranker, tokenizer: Tokenizer, path: Path, args: argparse.Na
 
 
 def tensors(network: Reranker) -> dict[str, Tensor]:
-    """The weights under their names in GGUF, with one tensor for query, key and value, and one for gate and up."""
+    """Return the weights with their GGUF names. Query, key and value are one tensor, gate and up another."""
     found = {gguf_name(name): weight for name, weight in network.body.state_dict().items()}
     found["enc.output_norm.weight"] = found.pop("output_norm.weight")
     for i in range(network.body.shape.n_layer):
@@ -99,7 +99,7 @@ def tensors(network: Reranker) -> dict[str, Tensor]:
 
 
 def export(network: Reranker, tokenizer: Path, out: Path) -> None:
-    """Write `out` whole or not at all."""
+    """Write `out` atomically."""
     draft = out.with_suffix(".tmp")
     writer = gguf.GGUFWriter(draft, ARCHITECTURE)
     add_card(writer, "Llamapool demo rerank", "f16")
@@ -113,13 +113,13 @@ def export(network: Reranker, tokenizer: Path, out: Path) -> None:
 
 
 def held_out(n_rankings: int) -> list[Ranking]:
-    """Held-out queries with ten documents each, the relevant one first."""
+    """Return held-out queries with ten documents each, the relevant one first."""
     rankings, rng = Rankings(5, "test", 60_000), Random(5)
     return [rankings.draw(rng, 10) for _ in range(n_rankings)]
 
 
 def served_scores(model_path: Path, tokenizer: Tokenizer, rankings: list[Ranking]) -> Tensor:
-    """(ranking, document), by the GGUF in llama.cpp."""
+    """Return the scores, (ranking, document), of the GGUF file in llama.cpp."""
     import llama_cpp
 
     model = llama_cpp.Llama(
@@ -136,13 +136,13 @@ def served_scores(model_path: Path, tokenizer: Tokenizer, rankings: list[Ranking
 
 
 def scored(model: object, tokens: list[int]) -> float:
-    """llama.cpp's score of one pair."""
+    """Return llama.cpp's score of a pair."""
     import llama_cpp
 
     context = model._ctx.ctx  # type: ignore[attr-defined]
-    kept = (llama_cpp.llama_token * len(tokens))(*tokens)  # the batch only points to these two
+    ids = (llama_cpp.llama_token * len(tokens))(*tokens)  # the batch only points to ids and outputs
     outputs = (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
-    batch = llama_cpp.llama_batch_get_one(kept, len(tokens))
+    batch = llama_cpp.llama_batch_get_one(ids, len(tokens))
     batch.logits = outputs
     if llama_cpp.llama_encode(context, batch) != 0:
         raise RuntimeError("llama.cpp could not compute the pair")
@@ -150,17 +150,17 @@ def scored(model: object, tokens: list[int]) -> float:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--out", type=Path, default=MODELS / "demo-rerank.gguf")
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--batch", type=int, default=16, help="queries in a step, with eight documents each")
-    parser.add_argument("--seed", type=int, default=1, help="of the rankings; a new one to go on")
+    parser.add_argument("--seed", type=int, default=1, help="of the rankings; use a new one to continue")
     parser.add_argument("--rankings", type=int, default=300, help="held-out queries to score")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
-    parser.add_argument("--score-only", action="store_true", help="of the file that is there")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
+    parser.add_argument("--score-only", action="store_true", help="only score the existing file")
     parser.add_argument("--scores", type=Path, help="JSON file for the score")
     args = parser.parse_args()
     torch.manual_seed(1)

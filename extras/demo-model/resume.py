@@ -1,6 +1,6 @@
-"""A published GGUF as a checkpoint, to train on from its weights: `python extras/demo-model/resume.py --help`.
+"""Convert a published GGUF file to a checkpoint, to continue training: `python extras/demo-model/resume.py --help`.
 
-The optimizers' state is gone with the run that made the file: their momenta begin anew, and the rate warms up.
+The file has no optimizer state, so momenta start at zero, and the learning rate warms up again.
 """
 
 import argparse
@@ -24,17 +24,17 @@ def _texts(reader: gguf.GGUFReader, key: str) -> list[str]:
 
 
 def write_tokenizer(reader: gguf.GGUFReader, out: Path) -> None:
-    """The file's vocabulary and merges as tokenizer.json."""
-    made = json.loads(train_tokenizer(["any text"]).to_str())
+    """Write the file's vocabulary and merges as tokenizer.json."""
+    tokenizer = json.loads(train_tokenizer(["any text"]).to_str())
     tokens = _texts(reader, "tokens")
     assert tokens[: len(CONTROL + TAGS)] == [*CONTROL, *TAGS]
-    made["model"]["vocab"] = {token: i for i, token in enumerate(tokens)}
-    made["model"]["merges"] = [merge.split(" ") for merge in _texts(reader, "merges")]
-    out.write_text(json.dumps(made, ensure_ascii=False))
+    tokenizer["model"]["vocab"] = {token: i for i, token in enumerate(tokens)}
+    tokenizer["model"]["merges"] = [merge.split(" ") for merge in _texts(reader, "merges")]
+    out.write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--name", default="demo", choices=("demo", "draft"))

@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE, trained on the corpus, with the pre-tokenizer that llama.cpp calls qwen2."""
+"""The tokenizer: byte-level BPE trained on the corpus, with llama.cpp's pre-tokenizer qwen2."""
 
 import argparse
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _SPLIT = (
     r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Control tokens steer and are not printed; tags belong to the text that a parser reads.
+# Control tokens are not rendered. Tags are part of the text that a parser reads.
 CONTROL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -38,7 +38,7 @@ TAGS = (
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """A tokenizer of N_VOCAB tokens: control tokens and tags first, then 256 bytes, then merges."""
+    """Train a tokenizer of N_VOCAB tokens: control tokens, tags, 256 bytes, then merges."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -56,13 +56,13 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def corpus_texts(n_samples: int, seed: int = 7) -> Iterator[str]:
-    """The text of the first samples."""
+    """Yield the texts of the first samples."""
     for sample in islice(stream(seed), n_samples):
         yield "".join(text for text, _ in sample.parts())
 
 
 def tokenizer_at(path: Path) -> Tokenizer:
-    """The tokenizer stored at `path`; trained first where there is none."""
+    """Return the tokenizer stored at `path`. Trains it if it does not exist."""
     if path.exists():
         return Tokenizer.from_file(str(path))
     tokenizer = train_tokenizer(corpus_texts(40_000))
@@ -72,7 +72,7 @@ def tokenizer_at(path: Path) -> Tokenizer:
 
 
 def main() -> None:
-    """Train the tokenizer where there is none."""
+    """Train the tokenizer if it does not exist."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "build" / "tokenizer.json")
     print(tokenizer_at(parser.parse_args().out).get_vocab_size(), "tokens")

@@ -1,4 +1,4 @@
-"""Train the demo model: corpus, tokenizer, network. `python extras/demo-model/train.py --help` says more."""
+"""Train the demo model: `python extras/demo-model/train.py --help`."""
 
 import argparse
 import time
@@ -19,28 +19,30 @@ BUILD = Path(__file__).parent / "build"
 
 
 def options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=BUILD, help="folder of tokenizer and checkpoints")
     parser.add_argument("--name", default="demo", choices=("demo", "draft"), help="which model")
     parser.add_argument("--steps", type=int, default=3000, help="the step to end at")
-    parser.add_argument("--minutes", type=float, help="end after these minutes, not at a step")
-    parser.add_argument("--decay-share", type=float, default=0.5, help="of all steps or minutes, at a falling rate")
-    parser.add_argument("--micro-batches", type=int, default=4, help="batches of 1536 tokens in a step")
+    parser.add_argument("--minutes", type=float, help="end after these minutes instead of at a step")
+    parser.add_argument(
+        "--decay-share", type=float, default=0.5, help="share of the steps or minutes with a falling rate"
+    )
+    parser.add_argument("--micro-batches", type=int, default=4, help="batches of 1536 tokens per step")
     parser.add_argument("--rate", type=float, default=0.02, help="learning rate of the matrices (Muon)")
     parser.add_argument("--save-minutes", type=float, default=3)
-    parser.add_argument("--workers", type=int, default=2, help="processes, one for each core; 0: in this one")
-    parser.add_argument("--seed", type=int, default=1, help="of the corpus; a new one to go on")
-    parser.add_argument("--mix", default="broad", choices=tuple(MIXES), help="which mixture of the corpus")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
+    parser.add_argument("--workers", type=int, default=2, help="processes, one per core; 0: in this one")
+    parser.add_argument("--seed", type=int, default=1, help="of the corpus; use a new one to continue")
+    parser.add_argument("--mix", default="broad", choices=tuple(MIXES), help="mixture of the corpus")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint, if it exists")
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--bf16", action="store_true", help="products in bfloat16: faster where the processor has it")
-    parser.add_argument("--seen", type=Path, help="conversations about pictures, of extras/demo-vision/replay.py")
+    parser.add_argument("--bf16", action="store_true", help="products in bfloat16: faster if the CPU supports it")
+    parser.add_argument("--seen", type=Path, help="conversations about images, from extras/demo-vision/replay.py")
     return parser.parse_args()
 
 
 def optimizers(network: Network, rate: float, bf16: bool) -> list[torch.optim.Optimizer]:
-    """Muon for the blocks' matrices, AdamW for the embedding and the norms."""
+    """Return Muon for the blocks' matrices and AdamW for the embedding and the norms."""
     matrices = [p for p in network.blocks.parameters() if p.ndim == 2]
     rest = [network.embedding.weight, *(p for p in network.parameters() if p.ndim == 1)]
     return [
@@ -50,7 +52,7 @@ def optimizers(network: Network, rate: float, bf16: bool) -> list[torch.optim.Op
 
 
 class Average:
-    """A moving average of the weights: as good as a short decay, and there at any step."""
+    """A moving average of the weights: as good as a short decay, and available at any step."""
 
     def __init__(self, network: Network) -> None:
         self.weights = {name: value.clone() for name, value in network.state_dict().items()}
@@ -71,7 +73,7 @@ def save(
     step: int,
     n_tokens: int | None = None,
 ) -> None:
-    """Write the checkpoint whole or not at all. n_tokens: how many the network saw, padding included."""
+    """Write the checkpoint atomically. n_tokens: number of trained tokens, including padding."""
     state = {
         "shape": asdict(network.shape),
         "weights": network.state_dict(),
@@ -85,22 +87,22 @@ def save(
 
 
 def rate_share(step: int, share_left: float, decay_share: float) -> float:
-    """Warm-up, then constant, then a straight fall to nothing (WSD)."""
+    """Return the learning rate's share: warm-up, constant, then a linear fall to zero (WSD)."""
     return max(0.0, min(1.0, (step + 1) / 40, share_left / decay_share))
 
 
 def train(network: Network, data: Iterator[Batch], path: Path, args: argparse.Namespace) -> None:
-    """Run the steps."""
+    """Run the training steps."""
     optims = optimizers(network, args.rate, args.bf16)
     average, step, n_before = Average(network), 0, 0
     if args.resume and path.exists():
         state = torch.load(path)
         network.load_state_dict(state["weights"])
         average.weights, step, n_before = state["average"], state["step"], state.get("tokens") or 0
-        if state["optimizers"] is None:  # from a published file: the rate warms up anew
+        if state["optimizers"] is None:  # from a published file: the rate warms up again
             step = 0
-        for optimizer, kept in zip(optims, state["optimizers"] or (), strict=bool(state["optimizers"])):
-            optimizer.load_state_dict(kept)
+        for optimizer, stored in zip(optims, state["optimizers"] or (), strict=bool(state["optimizers"])):
+            optimizer.load_state_dict(stored)
     rates = [args.rate, 0.15 * args.rate]
     started_at = saved = time.monotonic()
     n_tokens, shown = 0, 0.0

@@ -1,4 +1,4 @@
-"""Check an export against what it came from: tokens, chat template, logits."""
+"""Compare an export with its checkpoint: tokens, chat template, logits."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ _ODD = (
 
 
 def messages(case: Sample) -> list[dict[str, object]]:
-    """The sample but its last turn, as a chat request has it."""
+    """Return the sample without its last turn as messages of a chat request."""
     found: list[dict[str, object]] = []
     for turn in case.turns[:-1]:
         message: dict[str, object] = {"role": turn.role, "content": turn.text}
@@ -36,7 +36,7 @@ def messages(case: Sample) -> list[dict[str, object]]:
 
 
 def check_template(cases: list[Sample]) -> None:
-    """The Jinja template renders what the corpus trains on."""
+    """Check that the Jinja template renders the same text as the corpus."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     template = environment.from_string((HERE / "chat_template.jinja").read_text().rstrip("\n"))
@@ -53,7 +53,7 @@ def check_template(cases: list[Sample]) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--checkpoint", default="demo")

@@ -1,4 +1,4 @@
-"""Gradients from several processes of one thread each (on shared cores, none waits long for another), or from this."""
+"""Compute gradients in several processes with one thread each, or in this process."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ from network import Network
 from torch import Tensor, multiprocessing
 from torch.nn import functional as F
 
-# Conversations about pictures and sounds beside each batch of text, and how much their mean loss counts.
+# Conversations about images and audio per batch of text, and the weight of their mean loss.
 SEEN_ROWS, SEEN_SHARE = 3, 0.15
 
 
 def loss_of(network: torch.nn.Module, batch: Batch) -> Tensor:
-    """The weighted sum of the losses of the tokens to learn."""
+    """Return the weighted sum of the losses of trained tokens."""
     inputs, targets, weights = batch
     hidden = network(inputs)
     learnt = targets != IGNORED
@@ -25,36 +25,36 @@ def loss_of(network: torch.nn.Module, batch: Batch) -> Tensor:
 
 
 class Seen:
-    """Conversations about pictures and sounds as a projector gives them (`extras/demo-vision/replay.py`).
+    """Conversations about images and audio with a projector's embeddings (`extras/demo-vision/replay.py`).
 
-    Without them a model whose weights move reads the projector's embeddings no longer.
+    Without them, a model whose weights change no longer understands the projector's embeddings.
     """
 
     def __init__(self, path: Path) -> None:
-        kept = torch.load(path)
-        self.given, self.rows = kept["given"], kept["rows"]
+        stored = torch.load(path)
+        self.given, self.rows = stored["given"], stored["rows"]
         self.rng = Random()
 
     def loss(self, network: Network) -> Tensor:
-        """The mean loss of the answers of some of them."""
+        """Return the mean loss of the replies of a random sample."""
         rows = self.rng.sample(self.rows, SEEN_ROWS)
         lengths = [len(before) + len(self.given[i]) + len(after) for i, before, after, _ in rows]
         x = torch.zeros(len(rows), max(lengths), network.shape.dim)
         targets = torch.full((len(rows), max(lengths)), IGNORED)
         for row, (i, before, after, learnt) in enumerate(rows):
-            first, behind = network.embedding(torch.tensor(before)), network.embedding(torch.tensor(after))
-            whole = torch.cat([first, self.given[i].float(), behind])
+            first, last = network.embedding(torch.tensor(before)), network.embedding(torch.tensor(after))
+            whole = torch.cat([first, self.given[i].float(), last])
             x[row, : len(whole)] = whole
             wanted = [token if learn else IGNORED for token, learn in zip(after, learnt, strict=True)]
             start = len(whole) - len(after) - 1
             targets[row, start : len(whole) - 1] = torch.tensor(wanted)
-        asked = targets != IGNORED
-        logits = F.linear(network.read(x)[asked], network.embedding.weight)
-        return F.cross_entropy(logits, targets[asked])
+        trained = targets != IGNORED
+        logits = F.linear(network.read(x)[trained], network.embedding.weight)
+        return F.cross_entropy(logits, targets[trained])
 
 
 class Gradients:
-    """Adds up one step's gradients in a network, compiled or not."""
+    """Accumulates the gradients of a step in a network, which may be compiled."""
 
     def __init__(self, network: Network, compiled: bool, bf16: bool, seen: Path | None) -> None:
         self.network, self.bf16 = network, bf16
@@ -62,7 +62,7 @@ class Gradients:
         self.replayed = Seen(seen) if seen else None
 
     def add(self, batch: Batch, scale: float) -> float:
-        """Those of one batch, whose loss comes back."""
+        """Add the gradients of a batch. Returns its loss."""
         for side in (0, 1):
             torch._dynamo.mark_dynamic(batch[0], side)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
@@ -86,34 +86,34 @@ def _work(  # type: ignore[no-untyped-def]
 
 
 def _scale(batches: Sequence[Batch]) -> float:
-    """What makes the weighted sum of the batches' losses their mean."""
+    """Return the factor that turns the weighted sum of the batches' losses into their mean."""
     return 1 / sum(float(weights[targets != IGNORED].sum()) for _, targets, weights in batches)
 
 
 class Alone:
-    """A step's gradients in this process."""
+    """Computes a step's gradients in this process."""
 
     def __init__(self, network: Network, compiled: bool, bf16: bool, seen: Path | None) -> None:
         self.own = Gradients(network, compiled, bf16, seen)
         self.batches: Sequence[Batch] = ()
 
     def submit(self, batches: Sequence[Batch]) -> None:
-        """Take one step's batches."""
+        """Store the batches of a step."""
         self.batches = batches
 
     def collect(self, n_batches: int) -> float:
-        """Set the network's gradients, return the mean loss."""
+        """Set the network's gradients and return the mean loss."""
         for parameter in self.own.network.parameters():
             parameter.grad = None
         scale = _scale(self.batches)
         return sum(self.own.add(batch, scale) for batch in self.batches[:n_batches])
 
     def close(self) -> None:
-        """Nothing is to end."""
+        """Do nothing."""
 
 
 class Workers:
-    """Processes that share the network's weights and take the next batch when they are free."""
+    """Processes that share the network's weights and take the next batch when they are idle."""
 
     def __init__(self, network: Network, n_workers: int, compiled: bool, bf16: bool, seen: Path | None) -> None:
         context = multiprocessing.get_context("spawn")
@@ -128,13 +128,13 @@ class Workers:
             process.start()
 
     def submit(self, batches: Sequence[Batch]) -> None:
-        """Hand out one step's batches."""
+        """Distribute the batches of a step."""
         for batch in sorted(batches, key=lambda batch: -batch[0].numel()):
             self.todo.put((tuple(part.numpy() for part in batch), _scale(batches)))
 
     @torch.no_grad()
     def collect(self, n_batches: int) -> float:
-        """Wait for the step's batches, set the network's gradients, return the mean loss."""
+        """Wait for the step's batches, set the network's gradients, and return the mean loss."""
         loss = sum(self.done.get() for _ in range(n_batches))
         for parameter, *parts in zip(self.network.parameters(), *self.gradients, strict=True):
             parameter.grad = torch.stack(parts).sum(0)
@@ -154,7 +154,7 @@ class Workers:
 def started(
     network: Network, n_workers: int, compiled: bool, bf16: bool = False, seen: Path | None = None
 ) -> Iterator[Workers | Alone]:
-    """Workers for a while; with none of them the work is done here."""
+    """Run workers during the block. Without workers, this process computes the gradients."""
     workers: Workers | Alone = Alone(network, compiled, bf16, seen)
     if n_workers:
         workers = Workers(network, n_workers, compiled, bf16, seen)

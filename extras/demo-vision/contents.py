@@ -1,23 +1,23 @@
-"""What a picture shows and a sound says, as labels: which of the embeddings carries what to the language model."""
+"""Labels of the contents of images and audio, and the embedding position (slot) of each label."""
 
 from random import Random
 
-from pictures import ALPHABET, COLOURS, KINDS, MAX_COUNT, N_LETTERS, SHAPES, UNDRAWN, Picture, any_word
-from sounds import PITCHES, Sound
+from audio import PITCHES, Sound
+from images import ALPHABET, COLOURS, KINDS, MAX_COUNT, N_LETTERS, SHAPES, UNDRAWN, Picture, any_word
 
-# The first N_LETTERS embeddings are a word's letters, these are the others that carry something.
+# The first N_LETTERS embeddings are the letters of a word. These are the other embeddings with labels.
 SLOTS = {"kind": 6, "colour": 7, "shape": 8, "count": 9, "digit": 10}
 N_SLOTS = 11
 SIZES = {"kind": len(KINDS), "colour": len(COLOURS), "shape": len(SHAPES), "count": 5, "digit": 10}
 HEARD_SLOTS = {"digit": 0, "pitch": 1, "count": 2}
 HEARD_SIZES = {"digit": 10, "pitch": len(PITCHES), "count": 4}
-ABSENT = len(ALPHABET)  # no letter: the word is shorter
-IGNORED = -100  # the picture is no word, has no digit, ...
+ABSENT = len(ALPHABET)  # no letter, since the word is shorter
+IGNORED = -100  # no label: the image is no word, has no digit, ...
 OTHERS = ("shapes",) * 6 + ("digit",) * 2 + ("bars",) * 2 + ("rising", "falling")
 
 
 def labels(seen: Picture | Sound) -> dict[str, int]:
-    """The label in each slot; IGNORED where there is none."""
+    """Return the label of each slot, or IGNORED."""
     if isinstance(seen, Sound):
         return {
             "digit": seen.digit if seen.digit >= 0 else IGNORED,
@@ -34,7 +34,7 @@ def labels(seen: Picture | Sound) -> dict[str, int]:
 
 
 def letter_labels(picture: Picture) -> list[int]:
-    """The letters' numbers, then ABSENT; IGNORED where the picture is no word."""
+    """Return the letters' numbers, then ABSENT; IGNORED if the image is no word."""
     if picture.kind != "word":
         return [IGNORED] * N_LETTERS
     found = [ALPHABET.index(letter) for letter in picture.word.lower()]
@@ -42,8 +42,8 @@ def letter_labels(picture: Picture) -> list[int]:
 
 
 def undrawn(rng: Random) -> Picture:
-    """A picture's contents at random, without pixels."""
-    kind = rng.choice(("shapes", "shapes", "word", rng.choice(OTHERS)))  # shapes have the most to tell apart
+    """Return the random contents of an image, without pixels."""
+    kind = rng.choice(("shapes", "shapes", "word", rng.choice(OTHERS)))  # shapes have the most combinations
     colour = rng.choice(tuple(COLOURS))
     if kind == "shapes":
         count = 1 if rng.random() < 0.4 else rng.randint(1, MAX_COUNT)
@@ -56,7 +56,7 @@ def undrawn(rng: Random) -> Picture:
 
 
 def unheard(rng: Random) -> Sound:
-    """A sound's contents at random, without samples."""
+    """Return the random contents of audio, without samples."""
     if rng.random() < 0.5:
         return Sound(None, digit=rng.randrange(10))
     return Sound(None, count=rng.randint(1, 4), pitch=rng.choice(PITCHES))

@@ -1,4 +1,4 @@
-"""The encoder and projector: a SigLIP-like ViT, then Janus-Pro's MLP; computed as libmtmd computes it."""
+"""The image encoder and projector: a SigLIP-like ViT, then Janus-Pro's MLP, computed as in libmtmd."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ MEAN = STD = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShape:
-    """Sizes of an encoder's blocks and projector; `dim_out` is the width of the language model."""
+    """Dimensions of an encoder's blocks and projector. `dim_out`: the width of the language model."""
 
     dim: int
     n_layer: int
@@ -25,14 +25,14 @@ class BlockShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape(BlockShape):
-    """Sizes of the encoder of pictures; `image` and `patch` are sides in pixels."""
+    """Dimensions of the image encoder. `image` and `patch` are sides in pixels."""
 
     image: int
     patch: int
 
     @property
     def n_tokens(self) -> int:
-        """Patches, and so embeddings, of a picture."""
+        """The number of patches, and of embeddings, of an image."""
         return (self.image // self.patch) ** 2
 
 
@@ -40,7 +40,7 @@ SHAPE = Shape(image=96, patch=12, dim=192, n_layer=5, n_head=3, dim_ff=512, dim_
 
 
 class Block(nn.Module):
-    """Attention in both directions and feed-forward, each normed before and added."""
+    """Bidirectional attention and feed-forward with pre-normalization and residual connections."""
 
     def __init__(self, shape: BlockShape, activation: Callable[[Tensor], Tensor] = F.silu) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Block(nn.Module):
         """(batch, token, dim) to the same."""
         batch, n, dim = x.shape
         q, k, v = self.qkv(self.norm_1(x)).view(batch, n, 3, self.n_head, -1).permute(2, 0, 3, 1, 4)
-        # Written out: for so few tokens faster on a CPU than the fused kernel.
+        # For so few tokens, this is faster on a CPU than the fused kernel.
         weights = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1).to(v.dtype)
         x = x + self.out((weights @ v).transpose(1, 2).reshape(batch, n, dim))
         return x + self.down(self.activation(self.up(self.norm_2(x))))
 
 
 class Encoder(nn.Module):
-    """Pixels to hidden states of patches; `project` turns these into the language model's embeddings."""
+    """Maps pixels to hidden states of patches, and these to the language model's embeddings (`project`)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -81,21 +81,24 @@ class Encoder(nn.Module):
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def cut(self, pixels: Tensor) -> Tensor:
-        """(batch, height, width, 3) of bytes to patches, (batch, token, 3 * patch * patch), channel first."""
+    def split(self, pixels: Tensor) -> Tensor:
+        """Split (batch, height, width, 3) bytes into patches, (batch, token, 3 * patch * patch), channel first."""
         n, side = pixels.shape[1] // self.shape.patch, self.shape.patch
         x = pixels.view(-1, n, side, n, side, 3).permute(0, 1, 3, 5, 2, 4)
         return (x.reshape(len(pixels), n * n, -1).float() / 255 - MEAN) / STD
 
     def forward(self, pixels: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Bytes to hidden states (batch, token, dim): those after the third block, and the last.
+        """Map bytes to hidden states, (batch, token, dim): those after the third block, and the last.
 
-        kept: the patches of each picture that take part, (batch, token), when learning from fewer than all.
+        kept: the patches of each image to use, (batch, token), when training with a part of them.
         """
-        cut, positions = self.cut(pixels), self.positions
+        pixel_patches, positions = self.split(pixels), self.positions
         if kept is not None:
-            cut, positions = cut.gather(1, kept[:, :, None].expand(-1, -1, cut.shape[2])), positions[kept]
-        x = self.patches(cut) + positions
+            pixel_patches, positions = (
+                pixel_patches.gather(1, kept[:, :, None].expand(-1, -1, pixel_patches.shape[2])),
+                positions[kept],
+            )
+        x = self.patches(pixel_patches) + positions
         early = x
         for i, block in enumerate(self.blocks):
             x = block(x)
@@ -104,5 +107,5 @@ class Encoder(nn.Module):
         return early, self.norm(x)
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Hidden states to embeddings, (batch, token, dim_out)."""
+        """Map hidden states to embeddings, (batch, token, dim_out)."""
         return self.mlp_out(F.silu(self.mlp_in(hidden)))

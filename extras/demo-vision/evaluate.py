@@ -1,4 +1,4 @@
-"""Score the projector on held-out pictures and sounds, asked through libmtmd: `evaluate.py --help`."""
+"""Score the projector on held-out images and audio with libmtmd: `evaluate.py --help`."""
 
 import argparse
 import json
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from pictures import Picture, draw
+from audio import Sound, beep, speak
+from images import Picture, draw
 from questions import Question, question
 from reader import MARKER, Array, Reader
-from sounds import Sound, beep, speak
 
 MODELS = Path(__file__).parents[2] / "models"
 SEED = 62_000  # another one after each look at the misses
-# ability: the kinds of pictures or sounds that it is asked of
+# kinds of images or audio by ability
 ABILITIES = {
     "colour": ("shapes",),
     "shape": ("shapes",),
@@ -33,14 +33,14 @@ ABILITIES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A picture or a sound, and a question about it."""
+    """An image or audio, and a question about it."""
 
     about: Picture | Sound
     asked: Question
 
     @property
     def medium(self) -> Array:
-        """What is given to the model."""
+        """The pixels or samples for the model."""
         found = self.about.pixels if isinstance(self.about, Picture) else self.about.samples
         assert found is not None
         return found
@@ -53,7 +53,7 @@ def _made(kind: str, rng: Random, plain_share: float) -> Picture | Sound:
 
 
 def cases(per_ability: int, seed: int = SEED, plain_share: float = 1.0) -> dict[str, list[Case]]:
-    """Held-out words, voices and phrasings in new pictures and sounds; counts 1 to 4 as often as each other."""
+    """Return new images and audio with held-out words, voices and phrasings. Counts 1 to 4 are equally frequent."""
     found: dict[str, list[Case]] = defaultdict(list)
     for ability, kinds in ABILITIES.items():
         rng = Random(f"{seed} {ability}")
@@ -67,19 +67,19 @@ def cases(per_ability: int, seed: int = SEED, plain_share: float = 1.0) -> dict[
 
 
 def prompt(asked: Question, is_first: bool) -> str:
-    """The chat as the template writes it; is_first: the picture or sound before the question, else behind it."""
+    """Return the rendered chat. is_first: the media precede the question; otherwise they follow it."""
     content = MARKER + asked.text if is_first else asked.text + MARKER
     return f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
 
 
 def is_right(asked: Question, written: str) -> bool:
-    """Whether the reply is the answer, or has the words that it must have."""
+    """Return whether the reply contains the expected words."""
     words, wanted = written.rstrip(".").split(), asked.wanted.split()
     return any(words[i : i + len(wanted)] == wanted for i in range(len(words)))
 
 
 def score(reader: Reader, by_ability: dict[str, list[Case]], show: int) -> dict[str, float]:
-    """Each ability's share of right answers; prints the first misses."""
+    """Return each ability's share of right answers. Prints the first misses."""
     scores: dict[str, float] = {}
     for ability, chosen in by_ability.items():
         n_right = n_shown = 0
@@ -95,14 +95,14 @@ def score(reader: Reader, by_ability: dict[str, list[Case]], show: int) -> dict[
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=MODELS / "demo.gguf")
     parser.add_argument("--projector", type=Path, default=MODELS / "mmproj-demo.gguf")
     parser.add_argument("--per-ability", type=int, default=100)
-    parser.add_argument("--plain-share", type=float, default=1.0, help="of words, that are drawn plain")
+    parser.add_argument("--plain-share", type=float, default=1.0, help="share of words that are drawn plain")
     parser.add_argument("--abilities", nargs="+", choices=tuple(ABILITIES), default=list(ABILITIES))
-    parser.add_argument("--show", type=int, default=0, help="misses to print of each ability")
+    parser.add_argument("--show", type=int, default=0, help="misses to print per ability")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="JSON file for the scores")

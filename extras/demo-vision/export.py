@@ -1,10 +1,10 @@
-"""Write the encoders and projectors as one GGUF that libmtmd loads: `python extras/demo-vision/export.py --help`."""
+"""Write the encoders and projectors as one GGUF file for libmtmd: `python extras/demo-vision/export.py --help`."""
 
 import argparse
 from pathlib import Path
 
+import audio_encoder
 import gguf
-import listener
 import numpy as np
 import torch
 from encoder import MEAN, STD, BlockShape, Encoder, Shape
@@ -32,7 +32,7 @@ _HEARD = {
 
 
 def gguf_name(name: str, prefix: str) -> str:
-    """The tensor's name in GGUF; prefix: v for the encoder of pictures, a for that of sounds."""
+    """Return the tensor's name in GGUF. prefix: v for the image encoder, a for the audio encoder."""
     if name == "positions":
         return f"{prefix}.position_embd.weight"
     stem, _, end = name.rpartition(".")
@@ -43,7 +43,7 @@ def gguf_name(name: str, prefix: str) -> str:
 
 
 def add_sizes(writer: gguf.GGUFWriter, kind: str, shape: BlockShape) -> None:
-    """What libmtmd reads of either encoder (clip.cpp)."""
+    """Add the hyperparameters that libmtmd reads for both encoders (clip.cpp)."""
     writer.add_bool(f"clip.has_{kind}_encoder", True)
     for key, value in {
         "embedding_length": shape.dim,
@@ -57,7 +57,7 @@ def add_sizes(writer: gguf.GGUFWriter, kind: str, shape: BlockShape) -> None:
 
 
 def add_tensors(writer: gguf.GGUFWriter, weights: dict[str, Tensor], prefix: str, kind: str, patch: int = 0) -> None:
-    """Matrices of the feed-forwards as `kind` (f16 or q8_0), others as float16, anything else as float32."""
+    """Add feed-forward matrices as `kind` (f16 or q8_0), other matrices as float16, other tensors as float32."""
     quantization = gguf.GGMLQuantizationType[kind.upper()]
     for name, weight in weights.items():
         values = weight.float().numpy()
@@ -91,18 +91,18 @@ def export(seen: Path, heard: Path, out: Path, kind: str) -> None:
     writer.add_uint32("clip.vision.patch_size", shape.patch)
     writer.add_array("clip.vision.image_mean", [MEAN] * 3)
     writer.add_array("clip.vision.image_std", [STD] * 3)
-    writer.add_bool("clip.use_silu", True)  # of the encoder of pictures; the other one's is fixed
+    writer.add_bool("clip.use_silu", True)  # for the image encoder; that of the audio encoder is fixed
     encoder = Encoder(shape)
     encoder.load_state_dict(state["encoder"])
     add_tensors(writer, encoder.state_dict(), "v", kind, shape.patch)
     if heard.exists():
         state = torch.load(heard, map_location="cpu")
-        ear = listener.Listener(listener.Shape(**state["shape"]))
-        ear.load_state_dict(state["encoder"])
-        add_sizes(writer, "audio", ear.shape)
+        audio = audio_encoder.AudioEncoder(audio_encoder.Shape(**state["shape"]))
+        audio.load_state_dict(state["encoder"])
+        add_sizes(writer, "audio", audio.shape)
         writer.add_string("clip.audio.projector_type", "qwen3a")
-        writer.add_uint32("clip.audio.num_mel_bins", ear.shape.n_mels)
-        add_tensors(writer, ear.state_dict(), "a", "f16")
+        writer.add_uint32("clip.audio.num_mel_bins", audio.shape.n_mels)
+        add_tensors(writer, audio.state_dict(), "a", "f16")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -111,12 +111,12 @@ def export(seen: Path, heard: Path, out: Path, kind: str) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "models" / "mmproj-demo.gguf")
     parser.add_argument(
-        "--kind", choices=("f16", "q8_0"), default="q8_0", help="of the matrices of the eyes' feed-forwards"
+        "--kind", choices=("f16", "q8_0"), default="q8_0", help="of the matrices of the vision encoder's feed-forwards"
     )
     args = parser.parse_args()
     export(args.build / "tuned.pt", args.build / "tuned-heard.pt", args.out, args.kind)

@@ -1,4 +1,4 @@
-"""The demo model, frozen: its weights from the GGUF file, its tokens from llama.cpp."""
+"""The frozen demo model: weights from the GGUF file, tokens from llama.cpp."""
 
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ MODEL = Path(__file__).parents[2] / "models" / "demo.gguf"
 
 
 def demo_network(path: Path = MODEL) -> Network:
-    """The network of demo.gguf, without gradients of its weights."""
+    """Return the network of demo.gguf with frozen weights."""
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     n_vocab = int(tensors["token_embd.weight"].shape[1])
     network = Network(Shape(n_vocab))
@@ -26,10 +26,10 @@ def demo_network(path: Path = MODEL) -> Network:
 
 @cache
 def vocabulary(path: Path = MODEL) -> llama_cpp.Llama:
-    """The tokenizer of demo.gguf."""
+    """Return the tokenizer of demo.gguf."""
     return llama_cpp.Llama(str(path), vocab_only=True, verbose=False)
 
 
 def tokens_of(text: str) -> list[int]:
-    """The text's tokens, control tokens read as such."""
+    """Return the text's tokens. Control tokens are parsed."""
     return vocabulary().tokenize(text.encode(), add_bos=False, special=True)

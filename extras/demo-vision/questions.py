@@ -1,7 +1,7 @@
-"""What is asked about a picture or a sound, and the answers.
+"""Questions about images and audio, and their answers.
 
-Every answer begins with "It is": a model that never learnt to choose between "It says" and "There are" for such
-questions mixes them where the wording is new ("Itere are four"), while what it saw comes right.
+Nearly all answers begin with "It is". A model that has not learned to choose between "It says" and "There are" for such
+questions mixes them for new wordings ("Itere are four"), although it recognizes the contents.
 """
 
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from random import Random
 from re import split
 from zlib import crc32
 
-from pictures import Picture
-from sounds import Sound
+from audio import Sound
+from images import Picture
 
 NUMBERS = ("no", "one", "two", "three", "four", "five")
 
@@ -91,7 +91,7 @@ def _spelt_out(pattern: str) -> list[str]:
 
 
 def _by_split() -> dict[str, dict[str, list[str]]]:
-    """Every phrasing by ability and split: about one in six by its checksum is asked in tests alone."""
+    """Return the phrasings by ability and split. About one in six, by its checksum, is for tests only."""
     found: dict[str, dict[str, list[str]]] = {}
     for ability, patterns in _PATTERNS.items():
         every = [text for pattern in patterns for text in _spelt_out(pattern)]
@@ -105,7 +105,7 @@ PHRASINGS = _by_split()
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a picture or a sound. wanted: the word that a right answer has."""
+    """A question about an image or audio. wanted: the word that a right answer contains."""
 
     ability: str
     text: str
@@ -118,12 +118,12 @@ def _plural(shape: str) -> str:
 
 
 def _main(picture: Picture) -> str:
-    """The ability that the answer to an open question shows: a model this small can't choose between more."""
+    """Return the ability that answers an open question: a model this small cannot choose among several."""
     return {"shapes": "shape", "rising": "trend", "falling": "trend"}.get(picture.kind, picture.kind)
 
 
 def abilities(picture: Picture | Sound) -> tuple[str, ...]:
-    """What can be asked about a picture or a sound."""
+    """Return the abilities for questions about an image or audio."""
     if isinstance(picture, Sound):
         return ("heard digit", "heard digit", "hear") if picture.digit >= 0 else ("tones", "pitch", "hear")
     own = {
@@ -144,7 +144,7 @@ def _heard(sound: Sound, ability: str, text: str) -> Question:
 
 
 def question(picture: Picture | Sound, ability: str, rng: Random, part: str = "train") -> Question:
-    """A question of an ability; phrasings are those of the split `part`."""
+    """Return a question for an ability, with a phrasing of the split `part`."""
     if isinstance(picture, Sound):
         return _heard(picture, ability, rng.choice(PHRASINGS[ability][part]))
     many = picture.count > 1

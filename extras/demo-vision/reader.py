@@ -1,4 +1,4 @@
-"""The exported projector as it is served: libmtmd and llama.cpp through llama-cpp-python."""
+"""Run the exported projector with libmtmd and llama.cpp, through llama-cpp-python."""
 
 import ctypes
 from pathlib import Path
@@ -16,14 +16,14 @@ Medium = Array | bytes
 
 
 class Reader:
-    """demo.gguf with its projector: answers questions about a picture or a sound, greedily.
+    """demo.gguf with its projector. Answers questions about an image or audio with greedy decoding.
 
-    A picture is (height, width, 3) bytes, a sound mono samples at 16 kHz; or either is a file's bytes.
+    Images are (height, width, 3) bytes, audio is mono samples at 16 kHz. Both may also be a file's bytes.
     """
 
     def __init__(self, model: Path, projector: Path, n_threads: int = 2) -> None:
         for silence in (llama_cpp.llama_log_set, mtmd.mtmd_log_set, mtmd.mtmd_helper_log_set):
-            silence(_silent, ctypes.c_void_p())
+            silence(_discard, ctypes.c_void_p())
         params = llama_cpp.llama_model_default_params()
         self.model = llama_cpp.llama_model_load_from_file(str(model).encode(), params)
         assert self.model, f"{model} can't be loaded"
@@ -60,7 +60,7 @@ class Reader:
         return chunks
 
     def embeddings(self, medium: Medium, n_embd: int) -> NDArray[np.float32]:
-        """The medium's embeddings, (token, n_embd)."""
+        """Return the embeddings of an image or audio, (token, n_embd)."""
         chunks = self._chunks(MARKER, medium)
         found = np.zeros((0, n_embd), np.float32)
         for i in range(mtmd.mtmd_input_chunks_size(chunks)):
@@ -72,8 +72,8 @@ class Reader:
         mtmd.mtmd_input_chunks_free(chunks)
         return found
 
-    def answer(self, prompt: str, medium: Medium, n_most: int = 32) -> str:
-        """What the model writes after a prompt that has MARKER where the medium goes."""
+    def answer(self, prompt: str, medium: Medium, max_tokens: int = 32) -> str:
+        """Return the reply to a prompt that contains MARKER at the position of the media."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
         chunks = self._chunks(prompt, medium)
         past = ctypes.c_int32(0)
@@ -81,7 +81,7 @@ class Reader:
         mtmd.mtmd_input_chunks_free(chunks)
         assert code == 0, f"mtmd_helper_eval_chunks: {code}"
         written: list[int] = []
-        while len(written) < n_most:
+        while len(written) < max_tokens:
             scores = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(self.context, -1), (self.n_vocab,))
             token = int(scores.argmax())
             if llama_cpp.llama_vocab_is_eog(self.vocab, token):
@@ -98,5 +98,5 @@ class Reader:
 
 
 @llama_cpp.llama_log_callback
-def _silent(level: int, text: bytes, data: object) -> None:
-    """Nothing is printed."""
+def _discard(level: int, text: bytes, data: object) -> None:
+    """Print nothing."""

@@ -1,7 +1,7 @@
-"""Conversations about pictures and sounds as the published projector gives them, for the language model's training.
+"""Write conversations about images and audio with the published projector's embeddings, to train the language model.
 
-A model whose weights move no longer reads the embeddings that the projector was trained to give: `train.py --seen FILE`
-of extras/demo-model mixes these in, so that it goes on reading them.
+A model whose weights change no longer understands the projector's embeddings. `train.py --seen FILE` of
+extras/demo-model mixes these conversations in to prevent that.
 """
 
 import argparse
@@ -9,33 +9,33 @@ from pathlib import Path
 from random import Random
 
 import torch
-from pictures import Picture, draw
+from audio import Sound, beep, speak
+from images import Picture, draw
+from label_embeddings import conversation
 from questions import abilities, question
 from reader import Reader
-from say import conversation
-from sounds import Sound, beep, speak
-from tune import MIXTURE
+from train_projectors import MIXTURE
 
 MODELS = Path(__file__).parents[2] / "models"
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=MODELS / "demo.gguf")
     parser.add_argument("--projector", type=Path, default=MODELS / "mmproj-demo.gguf")
-    parser.add_argument("--pictures", type=int, default=2400)
-    parser.add_argument("--sounds", type=int, default=800)
-    parser.add_argument("--questions", type=int, default=3, help="of each picture or sound")
+    parser.add_argument("--images", type=int, default=2400)
+    parser.add_argument("--audio", type=int, default=800)
+    parser.add_argument("--questions", type=int, default=3, help="questions per image or audio")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "build" / "seen.pt")
     args = parser.parse_args()
     rng = Random(18)
     reader = Reader(args.model, args.projector, 1)
     given: list[torch.Tensor] = []
     rows: list[tuple[int, list[int], list[int], list[bool]]] = []
-    for i in range(args.pictures + args.sounds):
+    for i in range(args.images + args.audio):
         about: Picture | Sound
-        if i < args.pictures:
+        if i < args.images:
             about = draw(rng, rng.choice(MIXTURE), plain_share=1)
         else:
             about = beep(rng) if rng.random() < 0.5 else speak(rng)
@@ -47,7 +47,7 @@ def main() -> None:
             before, _, after, learnt = conversation(about, [asked], rng.random() < 0.5, len(given[-1]))
             rows.append((i, before, after, learnt))
     torch.save({"given": given, "rows": rows}, args.out)
-    print(len(rows), "conversations about", len(given), "pictures and sounds")
+    print(len(rows), "conversations about", len(given), "images and audio clips")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Check an export against PyTorch; freeze pictures and sounds, and what PyTorch makes of them, for the tests."""
+"""Compare an export with PyTorch, and store images, audio and PyTorch's embeddings for the tests."""
 
 import argparse
 import json
@@ -7,52 +7,52 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import listener
+import audio_encoder
 import numpy as np
 import torch
+from audio import RATE, mel_frames, sound
 from encoder import Encoder, Shape
 from evaluate import Case, cases, is_right, prompt
+from images import KINDS, draw
 from numpy.typing import NDArray
-from pictures import KINDS, draw
 from PIL import Image
 from reader import Array, Reader
-from sounds import RATE, mel_frames, sound
 
 HERE = Path(__file__).parent
 MODELS = HERE.parents[1] / "models"
 SEED = 71_000
 PER_ABILITY = 3
-LEAST_SEEN, LEAST_HEARD = 0.999, 0.998  # a tone in perfect silence is rounded otherwise by libmtmd's Fourier transform
+LEAST_SEEN, LEAST_HEARD = 0.999, 0.998  # libmtmd's Fourier transform rounds tones without noise differently
 RECORDED = ("shape-1", "word-1", "digit-1", "heard-digit-1", "tones-1")
 
 
 class Original:
-    """The encoders in PyTorch, in float32."""
+    """The encoders in PyTorch with float32."""
 
     def __init__(self, build: Path) -> None:
         seen = torch.load(build / "tuned.pt", map_location="cpu")
-        self.eyes = Encoder(Shape(**seen["shape"]))
-        self.eyes.load_state_dict(seen["encoder"])
+        self.vision = Encoder(Shape(**seen["shape"]))
+        self.vision.load_state_dict(seen["encoder"])
         heard = torch.load(build / "tuned-heard.pt", map_location="cpu")
-        self.ears = listener.Listener(listener.Shape(**heard["shape"]))
-        self.ears.load_state_dict(heard["encoder"])
+        self.audio = audio_encoder.AudioEncoder(audio_encoder.Shape(**heard["shape"]))
+        self.audio.load_state_dict(heard["encoder"])
 
     @torch.no_grad()
     def embeddings(self, medium: Array) -> NDArray[np.float32]:
-        """A picture's or a sound's, (token, dim)."""
+        """Return the embeddings of an image or audio, (token, dim)."""
         if medium.ndim == 1:
             frames = torch.from_numpy(mel_frames(medium.astype(np.float32)))
-            return self.ears.project(self.ears(frames[None]))[0].numpy()
-        return self.eyes.project(self.eyes(torch.from_numpy(medium.copy())[None])[1])[0].numpy()
+            return self.audio.project(self.audio(frames[None]))[0].numpy()
+        return self.vision.project(self.vision(torch.from_numpy(medium.copy())[None])[1])[0].numpy()
 
 
 def cosine(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """The least of the cosines of two media's embeddings, token by token."""
+    """Return the lowest cosine of two sequences of embeddings, token by token."""
     return float(((a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))).min())
 
 
 def _write(case: Case, stem: Path) -> Path:
-    """The medium as a file, and the samples as the file has them."""
+    """Write the image or audio to a file and return its path."""
     if case.medium.ndim == 3:
         path = stem.with_suffix(".png")
         Image.fromarray(case.medium).save(path, optimize=True)
@@ -67,7 +67,7 @@ def _write(case: Case, stem: Path) -> Path:
 
 
 def freeze(original: Original, reader: Reader, folder: Path) -> None:
-    """Write pictures and sounds with questions, what is answered now, and the embeddings of some."""
+    """Write images and audio with questions, the current answers, and some embeddings."""
     folder.mkdir(exist_ok=True)
     rows: list[dict[str, str | bool]] = []
     recorded: dict[str, NDArray[np.float16]] = {}
@@ -80,17 +80,17 @@ def freeze(original: Original, reader: Reader, folder: Path) -> None:
                 recorded[path.name] = original.embeddings(case.medium).astype(np.float16)
     lines = ",\n".join(json.dumps(row) for row in rows)
     (folder / "cases.json").write_text(f"[\n{lines}\n]\n")
-    arrays: Any = recorded  # of which numpy's types think as of its options
+    arrays: Any = recorded  # numpy's types take them for options
     np.savez_compressed(folder / "embeddings.npz", **arrays)
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=HERE / "build")
     parser.add_argument("--model", type=Path, default=MODELS / "demo.gguf")
     parser.add_argument("--projector", type=Path, default=MODELS / "mmproj-demo.gguf")
-    parser.add_argument("--freeze", type=Path, help="folder for the pictures and sounds of the tests")
+    parser.add_argument("--freeze", type=Path, help="folder for the images and audio of the tests")
     args = parser.parse_args()
     original, reader = Original(args.build), Reader(args.model, args.projector)
     rng = Random(SEED)

@@ -1,9 +1,10 @@
-"""A typed client of llama-server's whole API, for Llamapool and for llama-server: the OpenAI SDK reaches ``/v1`` only.
+"""A typed client of llama-server's whole API, for Llamapool and llama-server. The OpenAI SDK covers only ``/v1``.
 
-Needs httpx and nothing of the server: ``pip install llamapool[client]``. Reading order: `client` (what there is),
-one file per family of endpoints (`chat`, `completion`, `openai_completions`, `messages`, `responses`, `embeddings`,
-`models`, `slots`, `lora`, `text`, `server_state`), `completion_replies` and `replies` (what they return),
-`transport` (HTTP), `stream` with `sse` (server-sent events), `errors`.
+This client needs only httpx: ``pip install llamapool[client]``.
+
+Reading order: `client` (all methods), one file per family of endpoints (`chat`, `completion`, `openai_completions`,
+`messages`, `responses`, `embeddings`, `models`, `slots`, `lora`, `text`, `server_state`), `completion_replies` and
+`replies` (parsed replies), `transport` (HTTP), `stream` and `sse` (server-sent events), `errors`.
 """
 
 from llamapool.client.client import LlamaCppClient

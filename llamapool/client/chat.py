@@ -13,7 +13,7 @@ class ChatCompletionsAPI(EndpointFamily):
 
     @property
     def completions(self) -> "ChatCompletionsAPI":
-        """Return itself, for OpenAI's spelling."""
+        """Itself, as in the OpenAI SDK."""
         return self
 
     @overload
@@ -63,8 +63,8 @@ class ChatCompletionsAPI(EndpointFamily):
     ) -> CompletionResponse | EventStream:
         """Return a chat completion, or with `stream` an iterator of its chunks.
 
-        The defaults are this method's, and they are sent; what is None is left out of the body, so that the server's
-        own applies. `kwargs` are further fields of the body. Raises `LlamaCppError`.
+        The defaults of this method are sent. None omits a field, so that the server's default applies. `kwargs` are
+        further fields of the body. Raises `LlamaCppError`.
         """
         body = body_of(locals())
         if stream:
@@ -76,11 +76,11 @@ class ChatCompletionsAPI(EndpointFamily):
         return str(required(self._transport.post_object("/apply-template", body_of(locals())), "prompt"))
 
     def input_tokens(self, messages: Messages, model: str | None = None, **kwargs: Unpack[ChatFields]) -> int:
-        """Count the tokens of that prompt."""
+        """Count the tokens of the prompt of a chat."""
         reply = self._transport.post_object("/v1/chat/completions/input_tokens", body_of(locals()))
         return int(required(reply, "input_tokens"))
 
     def end_reasoning(self, completion_id: str) -> bool:
-        """End the reasoning of a running chat that was started with ``reasoning_control=True``. True: it ends."""
+        """End the reasoning of a running chat with ``reasoning_control=True``. Return whether it ends."""
         body = {"id": completion_id, "action": "reasoning_end"}
         return self._transport.post_object("/v1/chat/completions/control", body).get("success") is True

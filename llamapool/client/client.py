@@ -1,4 +1,4 @@
-"""The client: every endpoint as a method, or as a method of one of its parts."""
+"""The client: each endpoint is a method of it, or of one of its attributes."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, Self, Unpack, overload
@@ -23,10 +23,10 @@ from llamapool.client.transport import Transport, new_http_client
 
 
 class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
-    """A client of one server, Llamapool or llama-server. Threads may share it; close it, or use it in a ``with``.
+    """A client of one server, Llamapool or llama-server. Thread-safe. Close it, or use it as a context manager.
 
     ``chat.completions``, ``completions``, ``messages``, ``responses``, ``embeddings``, ``models``, ``slots`` and
-    ``lora`` are its parts.
+    ``lora`` have further methods.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
         timeout: float = 600.0,
         verify_ssl: bool = True,
     ) -> None:
-        """Create a client. `timeout`: seconds without a byte, to connect as well as in the midst of a stream.
+        """Create a client. `timeout`: the longest time in seconds to connect, or without a byte of a reply or stream.
 
-        `base_url` may have a path (``--api-prefix``); it has no ``/v1``.
+        `base_url` may have a path (``--api-prefix``), but no ``/v1``.
         """
         self._use(Transport(new_http_client(base_url, api_key, timeout, verify_ssl)))
 
     @classmethod
     def with_http_client(cls, http_client: httpx.Client) -> Self:
-        """Return a client that uses `http_client` (your own CA, proxy or Unix socket) and its ``base_url``.
+        """Return a client that uses `http_client` (with your CA, proxy or Unix socket) and its ``base_url``.
 
-        Closing the client closes it.
+        Closing the client closes `http_client`, too.
         """
         client = cls.__new__(cls)
         client._use(Transport(http_client))
@@ -55,7 +55,7 @@ class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
     def for_model(self, model: str) -> Self:
         """Return a client with the same connections that uses `model` unless a call names another one.
 
-        For a server of several models: ``/slots``, ``/tokenize``, ... have no parameter for it here.
+        Use it with a server of several models. The methods for ``/slots``, ``/tokenize``, ... have no model parameter.
         """
         client = type(self).__new__(type(self))
         client._use(Transport(self._transport.http, model))
@@ -96,7 +96,7 @@ class LlamaCppClient(CompletionCalls, EmbeddingCalls, TextCalls, ServerCalls):
         return response
 
     def close(self) -> None:
-        """Close every connection; streams that are still open end."""
+        """Close all connections, including open streams."""
         self._transport.http.close()
 
     def __enter__(self) -> Self:

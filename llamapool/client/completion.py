@@ -62,11 +62,11 @@ class CompletionCalls(EndpointFamily):
         return_tokens: bool | None = False,
         **kwargs: Any,
     ) -> CompletionResponse | EventStream:
-        """Complete `prompt`: text, tokens, both mixed, or a list of texts, which gives a choice for each.
+        """Complete `prompt`: a text, tokens, both mixed, or a list of texts, each of which gets a choice.
 
-        With `stream` an iterator of the native chunks (``content``, ``stop``, ...). The defaults are sent; None is left
-        out of the body, `kwargs` are further fields of it. Nor is a `dry_penalty_last_n` of -1 sent: it was the default
-        of llama-server, which refuses it since (server-schema.cpp) and has another, 64.
+        With `stream`, return an iterator of the native chunks (``content``, ``stop``, ...). The defaults of this method
+        are sent; None omits a field. `kwargs` are further fields of the body. A `dry_penalty_last_n` of -1 is not sent:
+        newer versions of llama-server reject this former default and use 64 (server-schema.cpp).
         """
         body = body_of(locals())
         if dry_penalty_last_n == -1:
@@ -92,7 +92,7 @@ class CompletionCalls(EndpointFamily):
     def simple_completion(self, prompt: str, **kwargs: Any) -> str | CompletionResponse | EventStream:
         """Return the text that completes `prompt`, with the parameters of `complete`.
 
-        The whole response where it is not one text (``n_cmpl``, ``response_fields``), an iterator with ``stream``.
+        Returns the whole response if it is not one text (``n_cmpl``, ``response_fields``), an iterator with ``stream``.
         """
         response: CompletionResponse | EventStream = self.complete(prompt, **kwargs)
         if isinstance(response, EventStream):
@@ -145,7 +145,7 @@ class CompletionCalls(EndpointFamily):
     ) -> CompletionResponse | EventStream:
         """Fill the middle between `input_prefix` and `input_suffix`; `prompt` follows the FIM_MID token.
 
-        `input_extra` are other files, ``{"filename", "text"}``; `kwargs` are `complete`'s, at the server's defaults.
+        `input_extra`: other files, ``{"filename", "text"}``. `kwargs`: those of `complete`, with the server's defaults.
         """
         body = body_of(locals())
         if stream:

@@ -1,4 +1,4 @@
-"""What chat, completion and infill return: one shape for OpenAI's reply and for llama-server's own."""
+"""Replies of chat, completion and infill: one class for OpenAI's format and for llama-server's."""
 
 import time
 from dataclasses import dataclass, field, fields
@@ -24,7 +24,7 @@ _FINISH_REASONS = {StopType.EOS: "stop", StopType.WORD: "stop", StopType.LIMIT: 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How many tokens went in and came out."""
+    """Token counts of a prompt and its reply."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -43,7 +43,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long a request took: tokens, milliseconds, and tokens per second."""
+    """Timings of a request: tokens, milliseconds, and tokens per second."""
 
     prompt_n: int = 0
     prompt_ms: float = 0.0
@@ -61,8 +61,8 @@ class Timings:
         timings = reply.get("timings")
         if not isinstance(timings, dict):
             return None
-        given: Raw = {each.name: timings.get(each.name) or 0 for each in fields(cls)}
-        values: Raw = {name: int(n) if name.endswith("_n") else float(n) for name, n in given.items()}
+        numbers: Raw = {each.name: timings.get(each.name) or 0 for each in fields(cls)}
+        values: Raw = {name: int(n) if name.endswith("_n") else float(n) for name, n in numbers.items()}
         return cls(**values)
 
 
@@ -88,7 +88,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer. A chat's has ``message``, a completion's ``text``; ``raw`` is its JSON (tokens, logprobs, slot)."""
+    """A choice. Chats have ``message``, completions ``text``. ``raw``: its JSON (tokens, logprobs, slot)."""
 
     index: int
     message: Message | None = None
@@ -98,12 +98,12 @@ class Choice:
 
     @property
     def stop_type(self) -> StopType | None:
-        """Return why a native completion ended; None if the reply does not say."""
+        """The reason why a native completion ended, or None if it is unknown."""
         return _stop_type(self.raw)
 
     @classmethod
     def from_reply(cls, choice: Raw, position: int) -> Self:
-        """Parse one of OpenAI's ``choices``."""
+        """Parse an element of OpenAI's ``choices``."""
         message = choice.get("message")
         return cls(
             index=int(choice.get("index", position)),
@@ -115,14 +115,14 @@ class Choice:
 
     @classmethod
     def from_native(cls, reply: Raw, position: int) -> Self:
-        """Parse a native reply, or one element of an array of replies."""
+        """Parse a native reply, or an element of an array of replies."""
         reason = _FINISH_REASONS.get(_stop_type(reply) or StopType.NONE)
         return cls(index=position, text=reply.get("content"), finish_reason=reason, raw=reply)
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionResponse:
-    """A whole reply. ``raw`` is its JSON: an array where a native request had several prompts or ``n_cmpl``."""
+    """A whole reply. ``raw`` is its JSON: an array if a native request had several prompts or ``n_cmpl``."""
 
     id: str
     object: str
@@ -153,10 +153,10 @@ class CompletionResponse:
 
     @classmethod
     def from_native(cls, reply: Any, n_per_prompt: int = 1) -> Self:
-        """Parse llama-server's native reply, which has no id ("") and no time (now).
+        """Parse llama-server's native reply. Its ``id`` is "", and ``created`` is the current time.
 
-        Several replies become several choices; usage counts each prompt once and every answer. Timings are those of
-        the only reply: several overlap, and each choice's ``raw`` has its own. Raises `UnexpectedReply`.
+        Several replies become several choices. Usage counts each prompt once, and all completions. Timings are None for
+        several replies; ``raw`` of a choice has its own. Raises `UnexpectedReply`.
         """
         replies = as_objects(reply) if isinstance(reply, list) else [as_object(reply)]
         return cls(
@@ -172,13 +172,13 @@ class CompletionResponse:
 
 
 def _stop_type(reply: Raw) -> StopType | None:
-    """Return ``stop_type`` if it is known."""
-    said = reply.get("stop_type")
-    return StopType(said) if said in list(StopType) else None
+    """Return ``stop_type`` if it is a known value."""
+    value = reply.get("stop_type")
+    return StopType(value) if value in list(StopType) else None
 
 
 def _native_usage(replies: list[Raw], n_per_prompt: int) -> Usage | None:
-    """Return the token counts of native replies; None if ``response_fields`` has left them out."""
+    """Return the token counts of native replies, or None if ``response_fields`` excludes them."""
     if not all("tokens_evaluated" in entry and "tokens_predicted" in entry for entry in replies):
         return None
     n_prompt = sum(int(entry["tokens_evaluated"]) for entry in replies) // max(n_per_prompt, 1)

@@ -1,27 +1,27 @@
-"""Every error that the client raises, as one small tree.
+"""The tree of errors that the client raises.
 
 ::
 
     LlamaCppError
-    ├── ServerUnreachable        no connection, or it broke off
-    │   └── RequestTimedOut      no answer within ``timeout`` seconds
-    ├── UnexpectedReply          an answer that this endpoint does not give: another program, or a cut stream
-    └── ApiError                 the server said no: ``status``, ``message``, ``type``, ``body``
+    ├── ServerUnreachable        no connection, or it broke
+    │   └── RequestTimedOut      no data within ``timeout`` seconds
+    ├── UnexpectedReply          not a reply of this endpoint: another program, or a truncated stream
+    └── ApiError                 the server sent an error: ``status``, ``message``, ``type``, ``body``
         ├── BadRequest           400, 413, 422: the message names the field
         ├── AuthenticationFailed 401, 403
         ├── NotFound             404: no such path or model
-        ├── NotSupported         501: the message says what to start the server with
-        └── Unavailable          429, 503: not now; ``retry_after_s`` where the server says when
+        ├── NotSupported         501: the message names the required option of the server
+        └── Unavailable          429, 503: temporary; ``retry_after_s`` if the server sends it
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-_SHOWN_CHARS = 300  # of a body that is no JSON
+_SHOWN_CHARS = 300  # of a body that is not JSON
 
 
 class LlamaCppError(Exception):
-    """Base of the tree."""
+    """Base class of all errors of the client."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -29,15 +29,15 @@ class LlamaCppError(Exception):
 
 
 class ServerUnreachable(LlamaCppError):
-    """No connection, or it broke off before the reply was complete."""
+    """There is no connection, or it broke before the reply was complete."""
 
 
 class RequestTimedOut(ServerUnreachable):
-    """Nothing came within the client's ``timeout``."""
+    """No data arrived within the client's ``timeout``."""
 
 
 class UnexpectedReply(LlamaCppError):
-    """The reply is not what llama-server answers here; ``body`` is what came instead."""
+    """The reply is not in the format of this endpoint. ``body``: the received reply."""
 
     def __init__(self, message: str, body: Any = None) -> None:
         super().__init__(message)
@@ -45,10 +45,10 @@ class UnexpectedReply(LlamaCppError):
 
 
 class ApiError(LlamaCppError):
-    """The server answered with an error, or put one into a stream that had begun.
+    """The server replied with an error, or sent one in a stream.
 
-    ``type`` is llama-server's word for it (``invalid_request_error``), "" where there is none; ``body`` the parsed
-    JSON, or the text of a reply that is none.
+    ``type`` is llama-server's error type, such as ``invalid_request_error``, or "". ``body`` is the parsed JSON, or the
+    text of a reply that is not JSON.
     """
 
     def __init__(self, status: int, message: str, type: str, body: Any, retry_after_s: float | None = None) -> None:  # noqa: A002
@@ -63,23 +63,23 @@ class ApiError(LlamaCppError):
 
 
 class BadRequest(ApiError):
-    """The request is wrong."""
+    """The request is invalid."""
 
 
 class AuthenticationFailed(ApiError):
-    """No API key, or a wrong one."""
+    """The API key is missing or wrong."""
 
 
 class NotFound(ApiError):
-    """No such path, or no such model."""
+    """The path or the model does not exist."""
 
 
 class NotSupported(ApiError):
-    """This server, or this model, was started without it."""
+    """The server or the model was started without this feature."""
 
 
 class Unavailable(ApiError):
-    """Not now: the model is loading, the queue is full, or every slot is busy."""
+    """Temporarily unavailable: the model is loading, the queue is full, or all slots are busy."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {
@@ -110,23 +110,23 @@ _STATUS_OF_TYPE = {
 def api_error(status: int | None, body: Any, retry_after: str | None = None) -> ApiError:
     """Return the error for a reply with `status` and `body`. None: an error inside a stream.
 
-    Reads ``{"error": {"code", "message", "type"}}``, ``{"error": text}``, ``{"message": text}`` and plain text. Inside
-    a stream, whose status was a success, ``code`` is the status if it is a number; otherwise ``type`` says it.
+    Supports ``{"error": {"code", "message", "type"}}``, ``{"error": text}``, ``{"message": text}`` and plain text. In a
+    stream, the status is ``code`` if it is a number; otherwise it follows from ``type``.
     """
-    said = body.get("error", body) if isinstance(body, Mapping) else body
-    details = said if isinstance(said, Mapping) else {}
+    error = body.get("error", body) if isinstance(body, Mapping) else body
+    details = error if isinstance(error, Mapping) else {}
     if status is None:
         code = details.get("code")
         by_type = _STATUS_OF_TYPE.get(str(details.get("type")), 500)
         status = code if isinstance(code, int) and not isinstance(code, bool) else by_type
-    message = str(details.get("message") or _shown(said) or "no message")
+    message = str(details.get("message") or _text(error) or "no message")
     kind = _BY_STATUS.get(status, ApiError)
     return kind(status, message, str(details.get("type") or ""), body, _seconds(retry_after))
 
 
-def _shown(said: Any) -> str:
+def _text(error: Any) -> str:
     """Return the text of an error that has no ``message``."""
-    text = str(said or "").strip()
+    text = str(error or "").strip()
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 
 

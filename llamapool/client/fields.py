@@ -1,7 +1,7 @@
-"""The fields of bodies, typed: what editors complete and type checkers refuse.
+"""Typed fields of request bodies, for editors and type checkers.
 
-They are those that Llamapool reads, llama-server's among them (docs/endpoints.md says what each does); None is as if it
-were not there. One that is not here goes as ``**fields``, a ``dict[str, Any]``.
+They are the fields that Llamapool reads, including llama-server's (docs/endpoints.md describes them). None has the
+effect of a missing field. Pass other fields as ``**fields``, a ``dict[str, Any]``.
 """
 
 from typing import Any, Literal, TypedDict
@@ -13,7 +13,7 @@ Extra = list[dict[str, str]]
 
 
 class SamplingFields(TypedDict, total=False):
-    """Fields of every request that generates: sampling, slot, cache."""
+    """Fields of all requests that generate text: sampling, slot, cache."""
 
     seed: int | None
     temperature: float | None

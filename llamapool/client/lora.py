@@ -10,12 +10,12 @@ Scales = list[dict[str, Any]]
 
 
 class LoraClientAPI(EndpointFamily):
-    """``client.lora``. All raise `LlamaCppError`."""
+    """``client.lora``. All methods raise `LlamaCppError`."""
 
     def list(self) -> Adapters:
         """Return the loaded adapters with their default scales."""
         return [LoraAdapter.from_reply(adapter) for adapter in as_objects(self._transport.get("/lora-adapters"))]
 
     def set_scales(self, adapters: Scales) -> bool:
-        """Set scales from ``[{"id", "scale"}, ...]``; adapters that are not named get 0. True: it is done."""
+        """Set scales from ``[{"id", "scale"}, ...]``. Other adapters get 0. Return whether it succeeded."""
         return self._transport.post_object("/lora-adapters", adapters).get("success") is True

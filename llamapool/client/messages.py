@@ -11,7 +11,7 @@ from llamapool.client.transport import EndpointFamily, as_object, as_objects, bo
 
 @dataclass(frozen=True, slots=True)
 class MessageResponse:
-    """A message of the model. ``content`` are its blocks: text, thinking, tool_use."""
+    """A message of the model. ``content``: its blocks (text, thinking, tool_use)."""
 
     id: str
     model: str
@@ -24,7 +24,7 @@ class MessageResponse:
 
     @property
     def text(self) -> str:
-        """Its text blocks, joined."""
+        """The joined text blocks."""
         return "".join(str(block.get("text") or "") for block in self.content if block.get("type") == "text")
 
     @classmethod
@@ -45,7 +45,7 @@ class MessageResponse:
 
 
 class MessagesClientAPI(EndpointFamily):
-    """``client.messages``. Both raise `LlamaCppError`."""
+    """``client.messages``. All methods raise `LlamaCppError`."""
 
     @overload
     def create(
@@ -84,7 +84,7 @@ class MessagesClientAPI(EndpointFamily):
         return MessageResponse.from_reply(self._transport.post("/v1/messages", body))
 
     def count_tokens(self, messages: Messages, model: str | None = None, **kwargs: Unpack[MessageFields]) -> int:
-        """Count the tokens of the prompt that `messages` make."""
+        """Count the tokens of the prompt of `messages`."""
         return int(
             required(self._transport.post_object("/v1/messages/count_tokens", body_of(locals())), "input_tokens")
         )

@@ -1,4 +1,4 @@
-"""``/v1/models``, and what a server of several models adds."""
+"""``/v1/models``, and the endpoints of a server with several models."""
 
 from urllib.parse import quote
 
@@ -10,7 +10,7 @@ Models = list[ModelInfo]  # inside the class, `list` is the method
 
 
 class ModelsClientAPI(EndpointFamily):
-    """``client.models``. All raise `LlamaCppError`."""
+    """``client.models``. All methods raise `LlamaCppError`."""
 
     def list(self) -> Models:
         """Return all configured models."""
@@ -22,11 +22,11 @@ class ModelsClientAPI(EndpointFamily):
         return ModelInfo.from_reply(as_object(self._transport.get(f"/v1/models/{quote(model)}")))
 
     def events(self) -> EventStream:
-        """Yield changes of status and the progress of loads, without end."""
+        """Return an endless stream of status changes and progress of loads."""
         return self._transport.stream_get("/models/sse")
 
     def load(self, model: str) -> bool:
-        """Begin to load a model; `list` shows how far it is. llama-server has this in router mode only."""
+        """Start to load a model; `list` shows the progress. llama-server supports it in router mode only."""
         return self._transport.post_object("/models/load", {"model": model}).get("success") is True
 
     def unload(self, model: str) -> bool:
@@ -34,7 +34,7 @@ class ModelsClientAPI(EndpointFamily):
         return self._transport.post_object("/models/unload", {"model": model}).get("success") is True
 
     def download(self, model: str) -> bool:
-        """Begin to download ``owner/name[:quantization]``; `events` and `list` show how far it is."""
+        """Start to download ``owner/name[:quantization]``; `events` and `list` show the progress."""
         return self._transport.post_object("/models", {"model": model}).get("success") is True
 
     def remove(self, model: str) -> bool:

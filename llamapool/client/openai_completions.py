@@ -1,4 +1,4 @@
-"""``/v1/completions``: OpenAI's texts, and how probable a text's tokens are."""
+"""``/v1/completions``: OpenAI's text completions, and log probabilities of a prompt."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, overload
@@ -14,17 +14,17 @@ Prompt = str | list[Any]
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """A token of a text. ``logprob`` is None of the first, which follows nothing; ``offset`` is where it begins."""
+    """A token of a text. ``logprob`` is None for the first token. ``offset``: its position in the text."""
 
     token: str
     logprob: float | None
     offset: int
-    best: float | None = None  # the most probable token's
+    best: float | None = None  # log probability of the most probable token
     best_token: str | None = None
 
 
 class CompletionsClientAPI(EndpointFamily):
-    """``client.completions``. Both raise `LlamaCppError`."""
+    """``client.completions``. All methods raise `LlamaCppError`."""
 
     @overload
     def create(
@@ -48,11 +48,12 @@ class CompletionsClientAPI(EndpointFamily):
         """Return the log probability of each token of `prompt`, given the tokens before it. Llamapool only."""
         body = body_of({**kwargs, "prompt": prompt, "model": model, "echo": True, "logprobs": 1, "max_tokens": 0})
         reply = CompletionResponse.from_reply(self._transport.post("/v1/completions", body))
-        found = (reply.choices[0].raw if reply.choices else {}).get("logprobs")
-        if not isinstance(found, dict) or "token_logprobs" not in found:
+        scores = (reply.choices[0].raw if reply.choices else {}).get("logprobs")
+        if not isinstance(scores, dict) or "token_logprobs" not in scores:
             raise UnexpectedReply("the reply has no log probabilities of the prompt", reply.raw)
-        lists = zip(found["tokens"], found["token_logprobs"], found["text_offset"], found["top_logprobs"], strict=True)
-        return [_score(token, logprob, offset, top or {}) for token, logprob, offset, top in lists]
+        columns = (scores[name] for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"))
+        rows = zip(*columns, strict=True)
+        return [_score(token, logprob, offset, top or {}) for token, logprob, offset, top in rows]
 
 
 def _score(token: str, logprob: float | None, offset: int, top: dict[str, float]) -> TokenScore:

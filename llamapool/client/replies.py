@@ -1,4 +1,4 @@
-"""What the other endpoints return. ``raw`` is each reply's JSON, with what these classes do not name."""
+"""Replies of the other endpoints. ``raw`` is the JSON of a reply, with fields that these classes lack."""
 
 import base64
 import binascii
@@ -15,7 +15,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingData:
-    """One text's vector; ``encoding_format="base64"`` is decoded."""
+    """The embedding of a text, decoded if ``encoding_format`` is "base64"."""
 
     index: int
     embedding: list[float]
@@ -56,7 +56,7 @@ class EmbeddingsResponse:
 
 @dataclass(frozen=True, slots=True)
 class RerankResult:
-    """One document's score; ``document`` is the text that was sent, whose number is ``index``."""
+    """The score of a document. ``document``: its text; ``index``: its number in the request."""
 
     index: int
     relevance_score: float
@@ -90,25 +90,25 @@ class RerankResponse:
 
 @dataclass(frozen=True, slots=True)
 class TokenizeResponse:
-    """``tokens`` is a list of ids or, ``with_pieces``, of ``{"id", "piece"}`` as the server sends them."""
+    """``tokens`` is a list of ids or, with ``with_pieces``, of ``{"id", "piece"}`` from the server."""
 
     tokens: list[Any]
 
     @property
     def ids(self) -> list[int]:
-        """Return the ids in either case."""
+        """The ids of the tokens, with and without pieces."""
         return [entry["id"] if isinstance(entry, dict) else entry for entry in self.tokens]
 
     @property
     def pieces(self) -> list[bytes]:
-        """Each token's bytes (the server sends a list of numbers for part of a character); [] without pieces."""
+        """The bytes of the tokens (the server sends a part of a character as numbers); [] without pieces."""
         pieces = [entry["piece"] for entry in self.tokens if isinstance(entry, dict)]
         return [piece.encode() if isinstance(piece, str) else bytes(piece) for piece in pieces]
 
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """``status`` is "ok", "loading" or "error"; the counts of slots are None where the server gives none."""
+    """``status`` is "ok", "loading" or "error". The numbers of slots are None if the server omits them."""
 
     status: str
     slots_idle: int | None = None
@@ -158,7 +158,7 @@ class SlotInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """One adapter that the server has loaded."""
+    """A loaded adapter."""
 
     id: int
     path: str
@@ -174,7 +174,7 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """One of ``/v1/models``; ``meta`` and ``status`` where the server gives them."""
+    """An entry of ``/v1/models``. ``meta`` and ``status`` are None if the server omits them."""
 
     id: str
     object: str = "model"
@@ -201,8 +201,8 @@ class ModelInfo:
 def vectors(reply: Any) -> list[list[float]]:
     """Return the embeddings of ``/embedding`` in the order of the texts: one per text or, without pooling, per token.
 
-    Reads ``[{"index", "embedding": [[...], ...]}, ...]`` and what llama-server before 2025 sent: one object, and a
-    single vector in ``embedding``. Raises `UnexpectedReply`.
+    Supports ``[{"index", "embedding": [[...], ...]}, ...]`` and the format of llama-server before 2025: one object with
+    a single vector in ``embedding``. Raises `UnexpectedReply`.
     """
     entries = [as_object(reply)] if isinstance(reply, dict) else as_objects(reply)
     found: list[list[float]] = []

@@ -14,7 +14,7 @@ Input = str | list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ResponseReply:
-    """A response. ``output`` are its items: message, reasoning, function_call."""
+    """A response. ``output``: its items (message, reasoning, function_call)."""
 
     id: str
     model: str
@@ -26,7 +26,7 @@ class ResponseReply:
 
     @property
     def output_text(self) -> str:
-        """The text of its messages, joined."""
+        """The joined text of its messages."""
         parts = (part for item in self.output if item.get("type") == "message" for part in item.get("content") or [])
         return "".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text")
 
@@ -47,7 +47,7 @@ class ResponseReply:
 
 
 class ResponsesClientAPI(EndpointFamily):
-    """``client.responses``. All raise `LlamaCppError`."""
+    """``client.responses``. All methods raise `LlamaCppError`."""
 
     @overload
     def create(
@@ -82,11 +82,11 @@ class ResponsesClientAPI(EndpointFamily):
         return ResponseReply.from_reply(self._transport.get(_path(response_id)))
 
     def delete(self, response_id: str) -> bool:
-        """Delete a stored response; return whether it is gone."""
+        """Delete a stored response. Return whether it was deleted."""
         return as_object(self._transport.delete(_path(response_id))).get("deleted") is True
 
     def input_tokens(self, input: Input, model: str | None = None, **kwargs: Unpack[ResponseFields]) -> int:  # noqa: A002
-        """Count the tokens of the prompt that `input` makes."""
+        """Count the tokens of the prompt of `input`."""
         reply = self._transport.post_object("/v1/responses/input_tokens", body_of(locals()))
         return int(required(reply, "input_tokens"))
 

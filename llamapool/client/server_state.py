@@ -9,18 +9,18 @@ from llamapool.client.transport import EndpointFamily, as_object
 
 
 class ServerCalls(EndpointFamily):
-    """The server itself. All but `is_ready` and `wait_until_ready` raise `LlamaCppError`."""
+    """Endpoints about the server. All methods except `is_ready` and `wait_until_ready` raise `LlamaCppError`."""
 
     def health(self) -> HealthStatus:
         """Return the server's status. Raises `ServerUnreachable` if it does not answer."""
         return self._health(None)
 
     def is_ready(self) -> bool:
-        """Return whether the server answers "ok". False also if it does not answer."""
+        """Return whether the server's health is "ok". False if it is unreachable."""
         return self._is_ready(None)
 
     def wait_until_ready(self, timeout: float = 60.0, poll_interval: float = 1.0) -> bool:
-        """Poll every `poll_interval` seconds until the server is ready; return False after `timeout` seconds."""
+        """Poll every `poll_interval` seconds until the server is ready. Return False after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self._is_ready(max(deadline - time.monotonic(), poll_interval)):
             remaining_s = deadline - time.monotonic()
@@ -38,7 +38,7 @@ class ServerCalls(EndpointFamily):
         return self._transport.post_object("/props", kwargs)
 
     def metrics(self) -> str:
-        """Return Prometheus' text. Raises `NotSupported` without ``--metrics``."""
+        """Return the metrics in Prometheus' text format. Raises `NotSupported` without ``--metrics``."""
         return self._transport.get_text("/metrics")
 
     def _health(self, timeout_s: float | None) -> HealthStatus:

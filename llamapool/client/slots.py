@@ -12,7 +12,7 @@ class SlotsClientAPI(EndpointFamily):
     """``client.slots``. All raise `LlamaCppError`; `NotSupported` without ``--slots`` or ``--slot-save-path``."""
 
     def list(self, fail_on_no_slot: bool = False) -> Slots:
-        """Return the state of every slot. With `fail_on_no_slot`, raises `Unavailable` if all are busy."""
+        """Return the state of all slots. With `fail_on_no_slot`, raises `Unavailable` if all are busy."""
         params = {"fail_on_no_slot": "1"} if fail_on_no_slot else None
         return [SlotInfo.from_reply(slot) for slot in as_objects(self._transport.get("/slots", params))]
 

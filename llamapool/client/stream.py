@@ -11,19 +11,19 @@ import httpx
 from llamapool.client.errors import RequestTimedOut, ServerUnreachable, UnexpectedReply, api_error
 from llamapool.client.sse import Event, SseDecoder
 
-DONE = "[DONE]"  # the last event of OpenAI's streams; llama-server's own end without one
+DONE = "[DONE]"  # the last event of OpenAI's streams; llama-server's native streams have none
 
 
 class EventStream(Iterator[dict[str, Any]]):
-    """Each event of the stream as a dict.
+    """An iterator of the stream's events as dicts.
 
-    The server stops generating when the connection closes: at the end of a ``with`` block, with `close`, or when
-    nothing refers to the stream any more. Raises `ApiError` for an error that the server sends in the stream,
-    `ServerUnreachable` when the connection breaks and `UnexpectedReply` for what is no event of this API.
+    The server stops generating when the connection closes: at the end of a ``with`` block, by `close`, or when the
+    stream is garbage collected. Raises `ApiError` for an error in the stream, `ServerUnreachable` if the connection
+    breaks, and `UnexpectedReply` for an event that this API does not have.
     """
 
     def __init__(self, response: httpx.Response) -> None:
-        """Wrap `response`, whose body has not been read."""
+        """Wrap `response`, whose body must be unread."""
         self._events = _objects(response)
         self._closed = weakref.finalize(self, response.close)
         self._closed.atexit = False
@@ -32,7 +32,7 @@ class EventStream(Iterator[dict[str, Any]]):
         return next(self._events)
 
     def close(self) -> None:
-        """Close the connection; the iterator is then at its end. May be called twice."""
+        """Close the connection and end the iterator. May be called several times."""
         self._events.close()
         self._closed()
 
@@ -48,7 +48,7 @@ def _objects(response: httpx.Response) -> Generator[dict[str, Any], None, None]:
     try:
         done = False
         for event in _events(response):
-            done = done or event.data == DONE  # what follows is read and dropped, so that the connection can be reused
+            done = done or event.data == DONE  # the rest is read and dropped, so that the connection can be reused
             if not done:
                 yield _object(event)
     finally:
@@ -67,29 +67,29 @@ def _events(response: httpx.Response) -> Iterator[Event]:
 def _object(event: Event) -> dict[str, Any]:
     """Return the event's JSON. Raises the error that it contains."""
     try:
-        found = json.loads(event.data)
+        value = json.loads(event.data)
     except ValueError:
         if event.name == "error":
             raise api_error(None, event.data) from None
         raise UnexpectedReply("an event of the stream is not JSON, or was cut", event.data) from None
-    if event.name == "error" or (isinstance(found, dict) and found.get("error")):
-        raise api_error(None, found)
-    if not isinstance(found, dict):
-        raise UnexpectedReply("an event of the stream is not a JSON object", found)
-    return found
+    if event.name == "error" or (isinstance(value, dict) and value.get("error")):
+        raise api_error(None, value)
+    if not isinstance(value, dict):
+        raise UnexpectedReply("an event of the stream is not a JSON object", value)
+    return value
 
 
 @contextmanager
 def connection_errors() -> Iterator[None]:
-    """Turn httpx's errors of a request into `RequestTimedOut` or `ServerUnreachable`."""
+    """Convert httpx's request errors to `RequestTimedOut` or `ServerUnreachable`."""
     try:
         yield
     except httpx.TimeoutException as error:
-        raise RequestTimedOut(_words(error)) from error
+        raise RequestTimedOut(_message(error)) from error
     except httpx.RequestError as error:
-        raise ServerUnreachable(_words(error)) from error
+        raise ServerUnreachable(_message(error)) from error
 
 
-def _words(error: httpx.RequestError) -> str:
-    """Return the error with its URL, because httpx often gives only a name."""
+def _message(error: httpx.RequestError) -> str:
+    """Return the error's message with its URL, because httpx often has only a class name."""
     return f"{error.request.method} {error.request.url}: {str(error) or type(error).__name__}"

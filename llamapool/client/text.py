@@ -8,7 +8,7 @@ from llamapool.client.transport import EndpointFamily, as_object, body_of, requi
 
 
 class TextCalls(EndpointFamily):
-    """Text to tokens and back. All raise `LlamaCppError`."""
+    """Tokenization. All methods raise `LlamaCppError`."""
 
     def tokenize(
         self, content: str, add_special: bool = False, parse_special: bool = True, with_pieces: bool = False

@@ -1,6 +1,6 @@
-"""HTTP: bodies from arguments, requests out, JSON of the expected shape or events in, errors raised.
+"""HTTP: bodies from arguments, requests, and replies as JSON or events. Errors are raised.
 
-The only file, with `stream`, that handles httpx replies.
+Only this file and `stream` handle httpx replies.
 """
 
 import json
@@ -15,11 +15,11 @@ from llamapool.client.stream import EventStream, connection_errors
 STREAM_HEADERS = {
     "Accept": "text/event-stream",
     "Accept-Encoding": "identity",  # compression would hold events back
-    "Connection": "close",  # llama-server closes it after a stream without notice, which would fail the next request
+    "Connection": "close",  # llama-server silently closes it after a stream, so the next request would fail
 }
-PLACEHOLDER_MODELS = ("gpt-codex-5.3", "text-embedding-ada-002")  # defaults of `model`, which name no model
+PLACEHOLDER_MODELS = ("gpt-codex-5.3", "text-embedding-ada-002")  # defaults of `model` that do not select a model
 
-_IDLE_S = 3.0  # llama-server closes idle connections after 5 s, httpx' own default: a request may meet the end of one
+_IDLE_S = 3.0  # llama-server closes idle connections after 5 s; httpx's default of 5 s would reuse a closing one
 
 Body = dict[str, Any] | list[Any]
 
@@ -32,10 +32,10 @@ def new_http_client(base_url: str, api_key: str | None, timeout_s: float, verify
 
 
 class Transport:
-    """One server's endpoints over a pool of connections; any number of threads may use it."""
+    """Requests to a server over a connection pool. Thread-safe."""
 
     def __init__(self, http: httpx.Client, model: str | None = None) -> None:
-        """Create a transport. `model` is sent with every request that names none."""
+        """Create a transport. `model` is sent with requests that name none."""
         self.http = http
         self.model = model
 
@@ -56,7 +56,7 @@ class Transport:
         return as_object(self.post(path, body, params))
 
     def stream(self, path: str, body: Body) -> EventStream:
-        """Return the events of a streamed POST, after its head has arrived."""
+        """Send a streamed POST. Returns its events once its head has arrived."""
         return self._stream(self._post_request(path, body, None))
 
     def stream_get(self, path: str) -> EventStream:
@@ -90,15 +90,15 @@ class Transport:
         """Encode `body` as JSON. The model goes into an object, or into the query next to an array."""
         query = dict(params or {})
         if self.model and isinstance(body, dict):
-            named = body.get("model")
-            body = {**body, "model": self.model if named in (None, *PLACEHOLDER_MODELS) else named}
+            model = body.get("model")
+            body = {**body, "model": self.model if model in (None, *PLACEHOLDER_MODELS) else model}
         elif self.model:
             query["model"] = self.model
         return self.http.build_request("POST", path, json=body, params=query)
 
 
 class EndpointFamily:
-    """Some of a server's endpoints: an attribute of the client, or a base of it."""
+    """A group of a server's endpoints: an attribute or a base class of the client."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -124,9 +124,9 @@ def _json(response: httpx.Response) -> Any:
 
 
 def body_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``locals()`` of a method whose parameters are the body's fields.
+    """Return the body of a method whose parameters are its fields, from its ``locals()``.
 
-    ``self`` is left out, ``kwargs`` are further fields, and None means that the server's default applies.
+    Omits ``self`` and None values, so that the server's defaults apply. ``kwargs`` are further fields.
     """
     fields = {name: value for name, value in arguments.items() if name not in ("self", "kwargs")}
     return {name: value for name, value in (fields | arguments.get("kwargs", {})).items() if value is not None}

@@ -4,9 +4,9 @@
 
     serve run llamapool.ray:build flags='-m model.gguf' replicas=2
 
-Each replica is a whole server with its own pool and caches; a front (`front.Front`) takes HTTP and sends each request
-to the replica where it costs least (`placement`, `router`): one that has cached a prefix of its prompt, has its model
-in memory, and is least busy. Only `placement` can be imported without Ray.
+Each replica is a whole server with its own pool and caches. A front (`front.Front`) receives HTTP requests and sends
+each to the replica where it costs least (`placement`, `router`): the one with a cached prefix of its prompt, its model
+in memory, and the lowest load. Only `placement` can be imported without Ray.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""What is deployed: a front over replicas."""
+"""The Ray Serve application: a front and its replicas."""
 
 import shlex
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ PREFIX_ROUTER = "llamapool.ray.router.PrefixRouter"
 
 
 class Scale(BaseModel):
-    """Autoscaling: enough replicas for `requests` concurrent requests each, within bounds."""
+    """Autoscaling between `least` and `most` replicas, with `requests` concurrent requests per replica."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,8 +39,8 @@ class Scale(BaseModel):
 class Arguments(BaseModel):
     """Arguments of ``llamapool.ray:build``, on the command line or in Serve's YAML.
 
-    ``flags`` are the server's, of one replica; ``actor`` is Ray's ``ray_actor_options`` of a replica (``num_gpus: 1``);
-    ``waiting``: requests that a replica takes at once, those that wait in its queues included.
+    ``flags`` are the server's flags of a replica. ``actor`` is Ray's ``ray_actor_options`` of a replica, such as
+    ``num_gpus: 1``. ``waiting`` is the maximum number of requests of a replica, including those in its queues.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -56,15 +56,15 @@ class Arguments(BaseModel):
     @field_validator("flags", mode="before")
     @classmethod
     def words(cls, value: object) -> object:
-        """Split the flags, which a command line passes as one text."""
+        """Split the flags, which the command line passes as one string."""
         return shlex.split(value) if isinstance(value, str) else value
 
 
 def application(arguments: Arguments) -> serve.Application:
-    """Return the application, which is not deployed yet."""
-    scaled = arguments.replicas
+    """Return the application without deploying it."""
+    scale = arguments.replicas
     replicas = serve.deployment(Replica).options(
-        **({"num_replicas": scaled} if isinstance(scaled, int) else {"autoscaling_config": scaled.autoscaling()}),
+        **({"num_replicas": scale} if isinstance(scale, int) else {"autoscaling_config": scale.autoscaling()}),
         max_ongoing_requests=arguments.waiting,
         ray_actor_options=arguments.actor,
         graceful_shutdown_timeout_s=arguments.drain_s,

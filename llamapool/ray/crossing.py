@@ -1,4 +1,4 @@
-"""What crosses between the front and a replica: a request whole, a reply's head, then pieces of its body as bytes."""
+"""Messages between the front and a replica: a whole request, the head of a reply, then parts of its body as bytes."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from server.errors import Unavailable
 from server.transport.errors import error_body
 from server.transport.sse import EVENTS_TYPE, NDJSON_TYPE
 
-MAX_WAITING = 1 << 20  # bytes of a reply that the front has not asked for yet
+MAX_WAITING = 1 << 20  # buffered bytes of a reply that the front has not read yet
 Headers = list[tuple[bytes, bytes]]
 
 
 class ReplicaLost(Unavailable):
-    """The replica that had this request has ended."""
+    """The replica of this request has ended."""
 
     def __init__(self) -> None:
         super().__init__("the replica that had this request has ended; send it again")
 
 
 def portable(scope: Scope, path: str, headers: Headers) -> Scope:
-    """Return the ASGI scope of a request for a replica: what can be pickled. `path` is after the route prefix."""
+    """Return a picklable ASGI scope of a request for a replica. `path` has no route prefix."""
     return {
         **{key: scope.get(key) for key in ("method", "query_string", "client", "server")},
         "type": "http",
@@ -40,7 +40,7 @@ def portable(scope: Scope, path: str, headers: Headers) -> Scope:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """How a reply begins; ``replica`` is the one that gives it."""
+    """Status and headers of a reply. ``replica``: the id of the replica that sends it."""
 
     status: int
     headers: Headers
@@ -48,16 +48,16 @@ class Head:
 
 
 class Exchange:
-    """`receive` and `send` of an ASGI application for one request. What it sends while nobody asks is one piece."""
+    """`receive` and `send` of an ASGI application for one request. Joins the parts that the front has not read."""
 
     def __init__(self, body: bytes, replica: str) -> None:
         self._body: bytes | None = body
         self._replica = replica
         self._head: Head | None = None
-        self._waiting: list[bytes] = []
-        self._n_waiting = 0
+        self._buffer: list[bytes] = []
+        self._n_buffered = 0
         self._ended = False
-        self._left = asyncio.Event()
+        self._disconnected = asyncio.Event()
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
 
@@ -66,20 +66,20 @@ class Exchange:
         body, self._body = self._body, None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
-        await self._left.wait()
+        await self._disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send a message; wait while the queue is full."""
+        """Send a message. Waits while the buffer is full."""
         if message["type"] == "http.response.start":
             self._head = Head(message["status"], list(message["headers"]), self._replica)
         elif message["type"] == "http.response.body":
             if body := message.get("body", b""):
-                self._waiting.append(body)
-                self._n_waiting += len(body)
+                self._buffer.append(body)
+                self._n_buffered += len(body)
             self._ended = self._ended or not message.get("more_body", False)
         self._changed.set()
-        while self._n_waiting > MAX_WAITING and not self._left.is_set():
+        while self._n_buffered > MAX_WAITING and not self._disconnected.is_set():
             self._taken.clear()
             await self._taken.wait()
 
@@ -88,31 +88,31 @@ class Exchange:
         self._ended = True
         self._changed.set()
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """Record that the client disconnected."""
-        self._left.set()
+        self._disconnected.set()
         self._taken.set()
 
     async def next(self) -> Head | bytes | None:
-        """Return the next part of the reply, None at its end."""
+        """Return the next part of the reply, or None at its end."""
         while True:
             self._changed.clear()
             head, self._head = self._head, None
             if head is not None:
                 return head
-            if self._waiting:
-                piece = b"".join(self._waiting)
-                self._waiting.clear()
-                self._n_waiting = 0
+            if self._buffer:
+                part = b"".join(self._buffer)
+                self._buffer.clear()
+                self._n_buffered = 0
                 self._taken.set()
-                return piece
+                return part
             if self._ended:
                 return None
             await self._changed.wait()
 
 
-def last_words(path: str, headers: Headers) -> bytes:
-    """Return the error event of a stream whose replica ended, in the format of its API; b"" if it is no stream."""
+def final_event(path: str, headers: Headers) -> bytes:
+    """Return the error event for a stream whose replica ended, in the format of its API; b"" if it is no stream."""
     status, body, _ = error_body(ReplicaLost())
     kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
     if kind.startswith(NDJSON_TYPE.encode()) and speaks_ollama(path):

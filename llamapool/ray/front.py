@@ -1,4 +1,4 @@
-"""The front: takes HTTP from Serve's proxy and passes replies on, event by event."""
+"""The front: receives HTTP requests from Serve's proxy and forwards replies, event by event."""
 
 import logging
 from collections.abc import AsyncGenerator
@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from llamapool.ray.crossing import Head, ReplicaLost, last_words, portable
+from llamapool.ray.crossing import Head, ReplicaLost, final_event, portable
 from llamapool.ray.placement import aim_of
 from server.errors import InvalidRequest
 from server.transport.body import BodyTooLarge
@@ -17,15 +17,15 @@ from server.transport.errors import error_response
 
 logger = logging.getLogger(__name__)
 REPLICA = "x-llamapool-replica"
-"""Of a reply: which replica gave it. Of a request: which one has to."""
+"""Header with a replica's id: in replies, the sender; in requests, the required receiver."""
 TRIES = 2
 UNCHECKED_BYTES = 64 * 1024
-"""What the front reads of a body before a replica has said that the request's key is valid."""
+"""Bytes of a body that the front reads before a replica has confirmed the request's key."""
 _OWN_LENGTH = (b"transfer-encoding", b"connection")
 
 
 class Front:
-    """Serve's ingress deployment over `replicas`, a handle of `replica.Replica`."""
+    """Serve's ingress deployment. `replicas` is a handle of `replica.Replica`."""
 
     def __init__(self, replicas: Any, max_body_bytes: int) -> None:
         self._answer = replicas.options(stream=True).answer
@@ -50,7 +50,7 @@ class Front:
         headers = [(name, value) for name, value in request.headers.raw if name != REPLICA.encode()]
         scope, body = portable(request.scope, path, headers), await self._body(request)
         aim = aim_of(body, replica)
-        for _ in range(TRIES):  # one that has not begun to answer may be asked again elsewhere
+        for _ in range(TRIES):  # without a head, another replica may get the request
             parts = self._answer.remote(scope, body, aim)
             try:
                 head: Head = await anext(parts)
@@ -60,13 +60,13 @@ class Front:
             except BaseException:
                 parts.cancel()
                 raise
-            return _passed_on(head, _body(parts, path, head))
+            return _response(head, _body(parts, path, head))
         raise ReplicaLost
 
     async def _body(self, request: Request) -> bytes:
-        """Read the body. Of a long one without a valid key return nothing: the replica refuses the request by its head.
+        """Read the body. For a long body without a valid key, return b"": the replica rejects the request's headers.
 
-        A shorter body is read at once, since asking a replica about the key takes longer.
+        Shorter bodies are read completely, since checking the key at a replica takes longer.
         """
         chunks, n, known = [], 0, False
         async for chunk in request.stream():
@@ -81,7 +81,7 @@ class Front:
         return b"".join(chunks)
 
 
-def _passed_on(head: Head, body: AsyncGenerator[bytes, None]) -> Response:
+def _response(head: Head, body: AsyncGenerator[bytes, None]) -> Response:
     response = StreamingResponse(body, status_code=head.status)
     response.raw_headers = [one for one in head.headers if one[0].lower() not in _OWN_LENGTH]
     response.raw_headers.append((REPLICA.encode(), head.replica.encode()))
@@ -94,8 +94,8 @@ async def _body(parts: Any, path: str, head: Head) -> AsyncGenerator[bytes, None
             yield part
     except RayActorError:
         logger.warning("replica %s has ended while it answered %s", head.replica, path)
-        if not (words := last_words(path, head.headers)):
-            raise  # so that nobody takes half a reply for a whole one
-        yield words
+        if not (error_event := final_event(path, head.headers)):
+            raise  # otherwise the truncated reply would look complete
+        yield error_event
     finally:
         parts.cancel()

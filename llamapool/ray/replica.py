@@ -1,4 +1,4 @@
-"""A replica: the whole server as an ASGI application in a Serve actor, asked by the front instead of over a socket."""
+"""A replica: the whole server as an ASGI application in a Serve actor, which the front calls without a socket."""
 
 import asyncio
 import logging
@@ -17,11 +17,11 @@ from server.pool.state import Status
 from server.serving.services import Services
 
 logger = logging.getLogger(__name__)
-LEAVE_S = 10.0  # for a request whose client has left
+CANCEL_S = 10.0  # for a request whose client has disconnected
 
 
 class Replica:
-    """Serve's deployment class; methods run on one event loop. `flags` are the server's own."""
+    """Serve's deployment class, whose methods run on one event loop. `flags` are the server's flags."""
 
     async def __init__(self, flags: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
         settings = load_settings(list(flags))
@@ -33,7 +33,7 @@ class Replica:
         await self._lifespan.__aenter__()
 
     async def __del__(self) -> None:
-        """Serve awaits it: running requests end first, as `drain_s` says."""
+        """Shut down after running requests, at most ``drain_s``. Serve awaits it."""
         lifespan = getattr(self, "_lifespan", None)
         if lifespan is not None:
             await lifespan.__aexit__(None, None, None)
@@ -48,17 +48,17 @@ class Replica:
                 yield part
             await app
         finally:
-            exchange.leave()
+            exchange.disconnect()
             if not app.done():
-                await asyncio.wait([app], timeout=LEAVE_S)
+                await asyncio.wait([app], timeout=CANCEL_S)
                 app.cancel()
 
     async def knows(self, headers: Headers) -> bool:
-        """Return whether these headers contain a valid key, or none is needed."""
+        """Return whether `headers` contain a valid key, or none is required."""
         return self._services.keys.caller(dict(headers)) is not None
 
     async def check_health(self) -> None:
-        """Serve ends a replica that raises here: one whose steps don't end (``watchdog_s``)."""
+        """Raise if a model's steps do not end (``watchdog_s``). Serve then replaces the replica."""
         for state in self._services.pool.states():
             if state.status is Status.READY and state.failed:
                 raise Unavailable(f"model '{state.spec.id}': {state.failure}")

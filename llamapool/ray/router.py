@@ -1,4 +1,4 @@
-"""The front's request router: Serve asks it for each request, in which order replicas are tried."""
+"""The request router of a front. Serve calls it for the order in which to try replicas."""
 
 from collections import Counter
 from typing import Any
@@ -9,7 +9,7 @@ from llamapool.ray.placement import Aim, Candidate, Placement
 
 
 class PrefixRouter(RequestRouter):
-    """`Placement` over Serve's replicas. Each front has its own, and knows what it has sent itself."""
+    """`Placement` with Serve's replicas. Each front has its own, which knows only the requests of this front."""
 
     def initialize_state(self, **_: Any) -> None:
         """Create the state. Called by Serve."""
@@ -21,14 +21,14 @@ class PrefixRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Return the replicas, cheapest first. A full replica is skipped."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # all were tried
+            pending_request.routing_context.should_backoff = True  # after all were tried
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         order = self._placement.order(aim_of(pending_request), [self._candidate(one) for one in candidate_replicas])
         return [[by_id[id_]] for id_ in order]
 
     def _candidate(self, replica: RunningReplica) -> Candidate:
         stats = replica.routing_stats or {}
-        queued = self.replica_queue_len_cache.get(replica.replica_id) or 0  # other fronts' requests, too
+        queued = self.replica_queue_len_cache.get(replica.replica_id) or 0  # includes those of other fronts
         return Candidate(
             id=replica.replica_id.unique_id,
             n_requests=max(self._running[replica.replica_id], queued),
@@ -46,7 +46,7 @@ class PrefixRouter(RequestRouter):
         self._running[replica_id] -= 1
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Replace the replicas and their reports. Called by Serve when they change."""
+        """Replace the replicas and their stats. Called by Serve when they change."""
         super().update_replicas(replicas)
         self._placement.keep([replica.replica_id.unique_id for replica in replicas])
         self._running = Counter({one.replica_id: self._running[one.replica_id] for one in replicas})

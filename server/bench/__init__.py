@@ -1,5 +1,5 @@
-"""``llamapool bench``: prefix sharing, stalls and contention of any OpenAI-compatible server, as its clients see them.
+"""``llamapool bench``: measure prefix sharing, stalls and contention of any OpenAI-compatible server as a client.
 
-The package imports nothing of the server. ``benchmarks/`` starts servers and runs these scenarios on them in turn.
-`command.py` is the command line, `scenarios.py` says what is sent and measured, `client.py` sends it.
+The package does not import the rest of the server. ``benchmarks/`` starts servers and runs these scenarios on them.
+`command.py` is the command line, `scenarios.py` defines requests and figures, `client.py` sends requests.
 """

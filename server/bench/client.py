@@ -1,6 +1,6 @@
-"""The client of the benchmark: streams and short requests to one model of an OpenAI-compatible server.
+"""The benchmark's client: streams and short requests to a model of an OpenAI-compatible server.
 
-Each arrival gets a timestamp. A stream is parsed after its end, because parsing would delay the next timestamp.
+Each read gets a timestamp. Streams are parsed after their end, because parsing would delay the next timestamp.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from httptools import HttpParserError, HttpResponseParser
 
 CONNECT_S = 10.0
-STARTED_ARRIVALS = 8  # a stream is running after so many
+STARTED_ARRIVALS = 8  # number of reads after which a stream counts as running
 FAILED, UNREACHABLE, REFUSED, UNKNOWN_MODEL, BAD_REPLY = 1, 3, 4, 5, 6
-_SHOWN = 600  # characters of a reply in an error
+_MAX_SHOWN = 600  # characters of a reply in an error
 
 Arrival = tuple[float, bytes]
 """The time of a read (`time.perf_counter`) and its bytes."""
@@ -45,7 +45,7 @@ class Target:
 
     @property
     def local(self) -> bool:
-        """Whether the server is on this machine."""
+        """Whether the server is on loopback."""
         return self.host in ("127.0.0.1", "localhost", "::1")
 
     @property
@@ -93,7 +93,7 @@ def parse_target(url: str, api_key: str = "", *, insecure: bool = False) -> Targ
 
 @dataclass(slots=True)
 class ClientRecord:
-    """One request as its client saw it. Times are seconds on one clock; ``events`` are those of events with text.
+    """A request as measured by its client. Times are seconds of one clock; ``events`` are those of events with text.
 
     ``n_prompt`` and ``n_computed`` (prompt tokens that were not cached) are None if the server does not report them.
     """
@@ -108,7 +108,7 @@ class ClientRecord:
 
 
 class _Reply(HttpResponseParser):
-    """A reply that is parsed as it arrives. Its status is 0 before its first line."""
+    """An incremental parser of a reply. Its status is 0 before the first line."""
 
     def __init__(self) -> None:
         super().__init__(self)
@@ -116,7 +116,7 @@ class _Reply(HttpResponseParser):
         self._body = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the part of the body in the next bytes of the reply. Raises `BenchError`."""
+        """Parse the next bytes and return the part of the body in them. Raises `BenchError`."""
         self._body = b""
         try:
             self.feed_data(data)
@@ -135,7 +135,7 @@ class _Reply(HttpResponseParser):
 
 
 class Connection:
-    """One connection. It is opened on the first request, and again if the server closed it."""
+    """A connection, opened at the first request, and again if the server closed it."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -155,8 +155,8 @@ class Connection:
                 async with asyncio.timeout(CONNECT_S):
                     self._streams = await asyncio.open_connection(target.host, target.port, ssl=target.tls)
             except OSError as error:  # TimeoutError is one
-                why = str(error) or f"no answer within {CONNECT_S:.0f} s"
-                raise BenchError(f"{target.url} can't be reached: {why}", UNREACHABLE) from error
+                reason = str(error) or f"no answer within {CONNECT_S:.0f} s"
+                raise BenchError(f"{target.url} can't be reached: {reason}", UNREACHABLE) from error
         reader, writer = self._streams
         sent = time.perf_counter()
         writer.write(self._target.head(method, path, len(body), keep=keep) + body)
@@ -170,7 +170,7 @@ class Connection:
             while not reply.is_complete and (data := await reader.read(1 << 16)):
                 payload += reply.feed(data)
         except ConnectionError:
-            pass  # the payload is not complete
+            pass  # handled below, as the payload is incomplete
         done = time.perf_counter()
         if not (reply.is_complete and reply.keeps_open):
             self.close()
@@ -183,7 +183,7 @@ class Connection:
         return value, record
 
     def close(self) -> None:
-        """Close the connection. A server should stop computing its reply."""
+        """Close the connection. Servers should then stop generating."""
         if self._streams is not None:
             self._streams[1].close()
         self._streams = None
@@ -193,7 +193,7 @@ class Connection:
 class ModelClient:
     """Sends requests to one model.
 
-    ``extra`` is merged into every body, where None removes a field. ``limit_s`` limits each request.
+    ``extra`` is merged into each body; None removes a field. ``limit_s`` is the time limit of a request.
     """
 
     target: Target
@@ -203,7 +203,7 @@ class ModelClient:
     limit_s: float = 600.0
 
     def body(self, turns: Sequence[str], n_predict: int, *, stream: bool = True, **fields: object) -> Fields:
-        """Return a greedy request of exactly `n_predict` tokens. `turns` alternate between user and assistant."""
+        """Return a greedy request that generates `n_predict` tokens. `turns` alternate between user and assistant."""
         body: Fields = {"model": self.model, "max_tokens": n_predict, "temperature": 0, "ignore_eos": True}
         if self.chat:
             roles = ("user", "assistant")
@@ -216,34 +216,34 @@ class ModelClient:
 
     @property
     def path(self) -> str:
-        """The path for bodies of `body`."""
+        """The path of requests with `body`."""
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     async def stream(self, body: Fields) -> ClientRecord:
-        """Return the record of one streamed request. Raises `BenchError`."""
+        """Run a stream to its end and return its record. Raises `BenchError`."""
         return await self.start(body).finished()
 
     async def streams(self, bodies: Sequence[Fields], n_parallel: int = 0) -> list[ClientRecord]:
         """Run streams, at most `n_parallel` at a time (0 = all)."""
-        free = asyncio.Semaphore(n_parallel or max(1, len(bodies)))
+        semaphore = asyncio.Semaphore(n_parallel or max(1, len(bodies)))
 
-        async def one(body: Fields) -> ClientRecord:
-            async with free:
+        async def run_stream(body: Fields) -> ClientRecord:
+            async with semaphore:
                 return await self.stream(body)
 
-        return await all_of(one(body) for body in bodies)
+        return await all_of(run_stream(body) for body in bodies)
 
     def start(self, body: Fields) -> "LiveStream":
-        """Start a stream in a task of its own."""
+        """Start a stream in a new task."""
         return LiveStream(self, self.payload(body))
 
     async def exchange(self, method: str, path: str, body: Fields | None = None) -> tuple[dict[str, Any], ClientRecord]:
-        """Return the reply to one request that is not streamed. Raises `BenchError`."""
+        """Send a request without streaming and return its reply. Raises `BenchError`."""
         async with Connection(self.target) as connection:
             return await self.within(connection.exchange(method, path, self.payload(body) if body else b""))
 
     def payload(self, body: Fields) -> bytes:
-        """Return the bytes of a body with ``extra``."""
+        """Return a body merged with ``extra`` as JSON."""
         merged = {name: value for name, value in {**body, **self.extra}.items() if value is not None}
         return json.dumps(merged).encode()
 
@@ -257,13 +257,13 @@ class ModelClient:
 
 
 class LiveStream:
-    """A streamed request that was started. ``running`` is set after a few tokens, or at its end."""
+    """A streamed request in progress. ``running`` is set after a few tokens, or at its end."""
 
     def __init__(self, client: ModelClient, payload: bytes) -> None:
         self.running = asyncio.Event()
         self._sent = 0.0
         self._arrivals: list[Arrival] = []
-        self._cut = False
+        self._closed = False
         self._task = asyncio.create_task(client.within(self._receive(client, payload)))
 
     async def _receive(self, client: ModelClient, payload: bytes) -> None:
@@ -281,7 +281,7 @@ class LiveStream:
 
     def close(self) -> None:
         """Close the connection, unless the stream has ended."""
-        self._cut = not self._task.done()
+        self._closed = not self._task.done()
         self._task.cancel()
 
     async def finished(self) -> ClientRecord:
@@ -289,29 +289,29 @@ class LiveStream:
         try:
             await self._task
         except asyncio.CancelledError:
-            if not self._cut:
+            if not self._closed:
                 self._task.cancel()  # the caller was cancelled
                 raise
-        return read_stream(self._sent, self._arrivals, cut=self._cut)
+        return read_stream(self._sent, self._arrivals, closed=self._closed)
 
 
-def read_stream(sent: float, arrivals: Sequence[Arrival], *, cut: bool = False) -> ClientRecord:
-    """Parse a streamed reply. `cut`: the client closed the connection. Raises `BenchError`."""
+def read_stream(sent: float, arrivals: Sequence[Arrival], *, closed: bool = False) -> ClientRecord:
+    """Parse a streamed reply. `closed`: the client closed the connection. Raises `BenchError`."""
     reply = _Reply()
-    parts = [(at, reply.feed(data)) for at, data in arrivals]
+    parts = [(read_at, reply.feed(data)) for read_at, data in arrivals]
     if not (status := reply.get_status_code()):
         raise BenchError("the server closed the connection before a reply", BAD_REPLY)
     if status != 200:
         raise refusal(status, b"".join(part for _, part in parts))
-    record, rest, ended = ClientRecord(sent=sent, done=arrivals[-1][0]), b"", cut
-    for at, part in parts:
+    record, rest, ended = ClientRecord(sent=sent, done=arrivals[-1][0]), b"", closed
+    for read_at, part in parts:
         *lines, rest = (rest + part).split(b"\n")
         for payload in (line[5:].strip() for line in lines if line.startswith(b"data:")):
             ended = ended or payload == b"[DONE]"
             if payload not in (b"", b"[DONE]") and _read_event(_json_object(payload), record):
-                record.events.append(at)
+                record.events.append(read_at)
     if not ended:
-        raise BenchError(f"a stream ended without [DONE]: ...{_text(arrivals[-1][1][-_SHOWN:])}", BAD_REPLY)
+        raise BenchError(f"a stream ended without [DONE]: ...{_text(arrivals[-1][1][-_MAX_SHOWN:])}", BAD_REPLY)
     record.n_predicted = record.n_predicted or len(record.events)
     return record
 
@@ -327,10 +327,10 @@ def _json_object(payload: bytes) -> dict[str, Any]:
 
 
 def _read_event(value: dict[str, Any], record: ClientRecord) -> bool:
-    """Add an event or a whole reply to `record`; return whether it contains text.
+    """Add an event or a whole reply to `record`. Return whether it contains text.
 
-    Token counts are those of ``usage`` (OpenAI) and ``timings`` (llama-server). Without the detail in ``usage``, the
-    number of cached tokens is unknown, not 0.
+    Token counts are those of ``usage`` (OpenAI) and ``timings`` (llama-server). If ``usage`` has no
+    ``prompt_tokens_details``, the number of cached tokens is unknown, not 0.
     """
     choices, usage, timings = value.get("choices"), value.get("usage"), value.get("timings")
     choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
@@ -353,7 +353,7 @@ def _read_event(value: dict[str, Any], record: ClientRecord) -> bool:
 
 
 def refusal(status: int, body: bytes) -> BenchError:
-    """Return the error for a reply with this status."""
+    """Return the error for a reply with an error status."""
     if status in (401, 403):
         return BenchError(f"the server refuses the API key ({status}): {_message(body)}", REFUSED)
     if status == 404:
@@ -362,7 +362,7 @@ def refusal(status: int, body: bytes) -> BenchError:
 
 
 def _message(body: bytes) -> str:
-    """Return the message of an error body in the form of OpenAI, Ollama or FastAPI, otherwise the body."""
+    """Return the message of an error body of OpenAI, Ollama or FastAPI, otherwise the body."""
     try:
         value = json.loads(body)
     except ValueError:
@@ -370,11 +370,11 @@ def _message(body: bytes) -> str:
     if isinstance(value, dict):
         error = value.get("error") or value.get("detail") or value.get("message") or value
         value = error.get("message", error) if isinstance(error, dict) else error
-    return str(value)[:_SHOWN]
+    return str(value)[:_MAX_SHOWN]
 
 
 def _text(raw: bytes) -> str:
-    return raw[:_SHOWN].decode(errors="replace").strip()
+    return raw[:_MAX_SHOWN].decode(errors="replace").strip()
 
 
 async def all_of(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -23,7 +23,7 @@ from server.bench.scenarios import SCENARIOS, Figures, Scenario, Setting, run, w
 
 @dataclass(slots=True)
 class ScenarioResult:
-    """The figures of one scenario in each round, or why it was not measured."""
+    """The figures of a scenario by round, or the reason why it was not measured."""
 
     scenario: Scenario
     rounds: list[Figures] = field(default_factory=list)
@@ -31,14 +31,14 @@ class ScenarioResult:
 
 
 def table(results: Sequence[ScenarioResult]) -> str:
-    """Return plain text with medians, and the range if there were several rounds."""
+    """Return a plain text table with medians, and ranges if there are several rounds."""
     rows = [("scenario", "figure", "median", "least to most")]
     for result in results:
         name = result.scenario.name
         for figure in dict.fromkeys(figure for figures in result.rounds for figure in figures):
             values = [figures[figure] for figures in result.rounds if figure in figures]
-            span = f"{shown(min(values))} to {shown(max(values))}" if len(values) > 1 else ""
-            rows.append((name, figure, shown(statistics.median(values)), span))
+            span = f"{rounded(min(values))} to {rounded(max(values))}" if len(values) > 1 else ""
+            rows.append((name, figure, rounded(statistics.median(values)), span))
             name = ""
         if result.failure:
             rows.append((name, "not measured", result.failure, ""))
@@ -48,34 +48,36 @@ def table(results: Sequence[ScenarioResult]) -> str:
     )
 
 
-def shown(value: float) -> str:
+def rounded(value: float) -> str:
     """Return `value` with three digits."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def main(words: Sequence[str]) -> int:
-    """Run the command; return the exit status."""
-    chosen = _parse(words)
-    if chosen.list:
+def main(argv: Sequence[str]) -> int:
+    """Run the command and return the exit status."""
+    options = _parse(argv)
+    if options.list:
         for scenario in SCENARIOS:
             print(f"{scenario.name:14} {scenario.title}")
         return 0
     try:
-        if chosen.json not in ("", "-"):
-            _write(chosen.json, "a", "")  # fails before minutes of measuring
-        target = parse_target(chosen.url, chosen.api_key, insecure=chosen.insecure)
-        scenarios = _scenarios(chosen.scenario, target)
-        model = chosen.model or asyncio.run(_only_model(target, chosen.timeout))
-        client = ModelClient(target, model, chosen.chat, chosen.body, chosen.timeout)
-        setting = Setting(chosen.seed, chosen.parallel, chosen.scale, asyncio.run(words_per_word(client)))
-        results = measure(client, scenarios, setting, chosen.rounds, quiet=chosen.quiet)
-        about = {"url": target.url, "model": model, "api": client.path, "parallel": chosen.parallel}
-        found = [{"name": r.scenario.name, "rounds": r.rounds, "failure": r.failure or None} for r in results]
-        about |= {"scale": chosen.scale, "date": datetime.now(UTC).isoformat(timespec="seconds"), "scenarios": found}
-        text = json.dumps(about, indent=1)
-        print(text if chosen.json == "-" else table(results))
-        if chosen.json not in ("", "-"):
-            _write(chosen.json, "w", text + "\n")
+        if options.json not in ("", "-"):
+            _write(options.json, "a", "")  # fails before the measurement, if it fails
+        target = parse_target(options.url, options.api_key, insecure=options.insecure)
+        scenarios = _scenarios(options.scenario, target)
+        model = options.model or asyncio.run(_only_model(target, options.timeout))
+        client = ModelClient(target, model, options.chat, options.body, options.timeout)
+        setting = Setting(options.seed, options.parallel, options.scale, asyncio.run(words_per_word(client)))
+        results = measure(client, scenarios, setting, options.rounds, quiet=options.quiet)
+        report = {"url": target.url, "model": model, "api": client.path, "parallel": options.parallel}
+        report |= {"scale": options.scale, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        report["scenarios"] = [
+            {"name": r.scenario.name, "rounds": r.rounds, "failure": r.failure or None} for r in results
+        ]
+        text = json.dumps(report, indent=1)
+        print(text if options.json == "-" else table(results))
+        if options.json not in ("", "-"):
+            _write(options.json, "w", text + "\n")
     except BenchError as error:
         print(f"llamapool bench: {error}", file=sys.stderr)
         return error.status
@@ -87,7 +89,7 @@ def main(words: Sequence[str]) -> int:
 def measure(
     client: ModelClient, scenarios: Sequence[Scenario], setting: Setting, n_rounds: int, *, quiet: bool = False
 ) -> list[ScenarioResult]:
-    """Measure every scenario once in each round. Raises `BenchError` if the server can't be reached."""
+    """Measure each scenario once per round. Raises `BenchError` if the server can't be reached."""
     results = [ScenarioResult(scenario) for scenario in scenarios]
     with tqdm(total=n_rounds * len(scenarios), unit="run", disable=quiet or None, file=sys.stderr, leave=False) as bar:
         for n in range(n_rounds):
@@ -105,7 +107,7 @@ def measure(
 
 
 async def _only_model(target: Target, limit_s: float) -> str:
-    """Return the only model of the server. Raises `BenchError`, with the names if there are several."""
+    """Return the only model of the server. Raises `BenchError` with the names if there are several."""
     listed, _ = await ModelClient(target, limit_s=limit_s).exchange("GET", "/v1/models")
     data = listed.get("data")
     entries = data if isinstance(data, list) else []
@@ -120,10 +122,10 @@ def _scenarios(names: str, target: Target) -> list[Scenario]:
     known = {scenario.name: scenario for scenario in SCENARIOS}
     if not names:
         return [scenario for scenario in SCENARIOS if target.local or not scenario.local]
-    wanted = known.keys() if names == "all" else {name.strip() for name in names.split(",")}
-    if unknown := wanted - known.keys():
+    selected = known.keys() if names == "all" else {name.strip() for name in names.split(",")}
+    if unknown := selected - known.keys():
         raise BenchError(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    return [scenario for name, scenario in known.items() if name in wanted]
+    return [scenario for name, scenario in known.items() if name in selected]
 
 
 def _write(path: str, mode: str, text: str) -> None:
@@ -134,7 +136,7 @@ def _write(path: str, mode: str, text: str) -> None:
         raise BenchError(f"--json {path}: {error.strerror}") from error
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="llamapool bench",
         description="Measure prefix sharing, stalls and contention of an OpenAI-compatible server.",
@@ -172,7 +174,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", default="", metavar="FILE", help="write all figures to a file; - = standard output")
     parser.add_argument("--quiet", action="store_true", help="no progress display")
-    return parser.parse_args(list(words))
+    return parser.parse_args(list(argv))
 
 
 def _within(kind: type[int] | type[float], low: float, high: float) -> Callable[[str], float]:

@@ -1,7 +1,7 @@
-"""The scenarios: what each sends, and which figures it gives.
+"""The scenarios: their requests and figures.
 
-Prompts are new in every round, so that no useful prefix is cached except where a scenario measures caching. With the
-same seed, two servers get the same prompts. Times are in milliseconds, rates per second.
+Each round has new prompts, so no useful prefix is cached unless a scenario measures caching. With the same seed, two
+servers get the same prompts. Times are in milliseconds, rates per second.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ Figures = dict[str, float]
 SYLLABLES = tuple(a + b for a, b in product("bcdfghjklmnprstvz", "aeiou"))
 TOKENS_PER_WORD = 1.3
 _LONG_WORDS = 0.3  # share of words of three syllables; the others have two
-_NEAR = 0.15  # no other number of words for a tokenizer that is so close
+_MAX_DIFFERENCE = 0.15  # of a tokenizer's ratio that does not change the number of words
 _N_FIT_WORDS = 64
 CONVERSATIONS, TURNS = 32, 6
 _LOOP = """
@@ -35,18 +35,18 @@ while True:
 
 
 class RandomText:
-    """Random words; the same seed gives the same ones.
+    """Random words from a seed.
 
-    In the vocabularies of `benchmarks.make_gguf` a word has `TOKENS_PER_WORD`, about as in English. For another
-    tokenizer, `words_per_word` is the number of words to write for each.
+    In the vocabularies of `benchmarks.make_gguf`, a word has `TOKENS_PER_WORD` tokens, about as in English. For another
+    tokenizer, `words_per_word` is the number of words that replace one.
     """
 
     def __init__(self, seed: object, words_per_word: float = 1.0) -> None:
-        self._random = random.Random(str(seed))  # noqa: S311 - texts, not secrets
+        self._random = random.Random(str(seed))  # noqa: S311
         self._words_per_word = words_per_word
 
     def text(self, n_words: float) -> str:
-        """Return this many words, each after a space."""
+        """Return `n_words` words, each after a space."""
         return "".join(f" {self._word()}" for _ in range(max(1, round(n_words * self._words_per_word))))
 
     def _word(self) -> str:
@@ -63,17 +63,17 @@ class Setting:
     fit: float = 1.0
 
     def words(self, name: str) -> RandomText:
-        """Return the texts of one scenario in one round."""
+        """Return the text generator of a scenario in a round."""
         return RandomText(f"{name} {self.seed}", self.fit)
 
-    def count(self, n: int, least: int = 1) -> int:
-        """Return `n`, scaled."""
-        return max(least, round(n * self.scale))
+    def count(self, n: int, minimum: int = 1) -> int:
+        """Return `n` scaled, at least `minimum`."""
+        return max(minimum, round(n * self.scale))
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``local``: disturbs the machine of the server, so it must be this one."""
+    """A scenario. ``local``: it loads the server's CPU, so the server must be on this machine."""
 
     name: str
     title: str
@@ -82,8 +82,9 @@ class Scenario:
 
 
 async def words_per_word(client: ModelClient) -> float:
-    """Measure how many words weigh as much as one usually does. It is also the first request, which may load the model.
-    Raises `BenchError`.
+    """Measure how many words have the usual tokens of one word. Raises `BenchError`.
+
+    It is also the first request, which may load the model.
     """
     body = client.body([RandomText("fit").text(_N_FIT_WORDS)], 1, stream=False)
     try:
@@ -95,11 +96,11 @@ async def words_per_word(client: ModelClient) -> float:
             error.status,
         ) from error
     ratio = TOKENS_PER_WORD * _N_FIT_WORDS / (record.n_prompt or TOKENS_PER_WORD * _N_FIT_WORDS)
-    return 1.0 if abs(ratio - 1.0) < _NEAR else ratio
+    return 1.0 if abs(ratio - 1.0) < _MAX_DIFFERENCE else ratio
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value that `share` of all are at or below (nearest rank); 0 if there is none."""
+    """Return the percentile `share` by the nearest-rank method; 0 without values."""
     ordered = sorted(values)
     return ordered[round(share * (len(ordered) - 1))] if ordered else 0.0
 
@@ -115,12 +116,12 @@ def between_s(record: ClientRecord) -> float:
 
 
 def span_s(records: Sequence[ClientRecord]) -> float:
-    """Return the seconds from the first request to the last reply."""
+    """Return the seconds from the first request to the end of the last reply."""
     return max(record.done for record in records) - min(record.sent for record in records)
 
 
 def of_streams(records: Sequence[ClientRecord]) -> Figures:
-    """Return the figures of concurrent streams. The rate counts the whole time, prompts included."""
+    """Return the figures of parallel streams. The rate includes the time of the prompts."""
     gaps = [later - earlier for record in records for earlier, later in pairwise(record.events)]
     token_s = [between_s(record) / max(len(record.events) - 1, 1) for record in records]
     return {
@@ -138,27 +139,27 @@ def of_first_tokens(records: Sequence[ClientRecord]) -> Figures:
 
 
 def of_prompts(records: Sequence[ClientRecord]) -> Figures:
-    """Return the prompt tokens and those that were computed, if the server reports them for every request."""
+    """Return the prompt tokens and the computed ones, if the server reports them for each request."""
     totals = [record.n_prompt for record in records if record.n_prompt is not None]
     computed = [record.n_computed for record in records if record.n_computed is not None]
     figures: Figures = {"prompt tokens": sum(totals)} if len(totals) == len(records) else {}
     return figures | ({"prompt tokens computed": sum(computed)} if len(computed) == len(records) else {})
 
 
-def n_new(talk: Sequence[ClientRecord]) -> int:
-    """Return the prompt tokens of a conversation that no earlier turn had: what a cache of everything would compute.
+def n_new(turns: Sequence[ClientRecord]) -> int:
+    """Return the prompt tokens that no earlier turn of a conversation contained, which even a perfect cache computes.
 
-    No cache contains a turn's last token, because it was not decoded.
+    No cache contains the last token of a turn, because it was not decoded.
     """
     known, total = 0, 0
-    for record in talk:
+    for record in turns:
         total += max(1, (record.n_prompt or 0) - known)
         known = (record.n_prompt or 0) + record.n_predicted - 1
     return total
 
 
 def longest_gap_s(running: Sequence[ClientRecord], start: float, end: float) -> float:
-    """Return the longest time without a token of one of the streams, between two moments."""
+    """Return the longest time without a token in any of the streams, between `start` and `end`."""
     longest = 0.0
     for record in running:
         during = [time for time in record.events if start <= time <= end]
@@ -168,9 +169,9 @@ def longest_gap_s(running: Sequence[ClientRecord], start: float, end: float) -> 
 
 @contextmanager
 def busy_core() -> Iterator[None]:
-    """Keep one core busy in another process, pinned to the last core that this process may use, if possible."""
+    """Keep one core busy with another process, which is pinned to the last usable core if possible."""
     core = str(max(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ""
-    process = subprocess.Popen([sys.executable, "-S", "-c", _LOOP, core], stdout=subprocess.PIPE)  # noqa: S603 - our own
+    process = subprocess.Popen([sys.executable, "-S", "-c", _LOOP, core], stdout=subprocess.PIPE)  # noqa: S603
     try:
         assert process.stdout is not None
         process.stdout.readline()
@@ -203,31 +204,31 @@ async def _long(client: ModelClient, setting: Setting) -> Figures:
     try:
         for stream in running:
             await stream.running.wait()
-        newcomer = await client.stream(client.body([words.text(1500 * min(1.0, setting.scale))], 8))
+        record = await client.stream(client.body([words.text(1500 * min(1.0, setting.scale))], 8))
     finally:
         for stream in running:
             stream.close()
-    seen = [await stream.finished() for stream in running]
-    first = newcomer.sent + first_s(newcomer)
-    gap = longest_gap_s(seen, newcomer.sent, first)
-    return {"longest gap ms": 1e3 * gap, "TTFT of the long prompt ms": 1e3 * (first - newcomer.sent)}
+    finished = [await stream.finished() for stream in running]
+    first_token = record.sent + first_s(record)
+    gap = longest_gap_s(finished, record.sent, first_token)
+    return {"longest gap ms": 1e3 * gap, "TTFT of the long prompt ms": 1e3 * (first_token - record.sent)}
 
 
 async def _conversations(client: ModelClient, setting: Setting) -> Figures:
-    """Take turns over all conversations: before one continues, every slot has held others."""
+    """Interleave conversations: before one continues, each slot has had others."""
     words = setting.words("conversations")
-    talks: list[list[str]] = [[] for _ in range(setting.count(CONVERSATIONS, setting.n_parallel))]
+    conversations: list[list[str]] = [[] for _ in range(setting.count(CONVERSATIONS, setting.n_parallel))]
     turns: list[list[ClientRecord]] = []
     for _ in range(TURNS):
-        for talk in talks:
-            talk.append(words.text(20))
-        turns.append(await client.streams([client.body(talk, 8) for talk in talks], setting.n_parallel))
-        for talk, reply in zip(talks, turns[-1], strict=True):
-            talk.append(reply.text)
+        for texts in conversations:
+            texts.append(words.text(20))
+        turns.append(await client.streams([client.body(texts, 8) for texts in conversations], setting.n_parallel))
+        for texts, reply in zip(conversations, turns[-1], strict=True):
+            texts.append(reply.text)
     records = [record for turn in turns for record in turn]
     result = of_prompts(records)
     if "prompt tokens" in result:
-        result["prompt tokens new"] = sum(n_new(talk) for talk in zip(*turns, strict=True))
+        result["prompt tokens new"] = sum(n_new(each) for each in zip(*turns, strict=True))
     return result | of_first_tokens(records)
 
 
@@ -240,5 +241,5 @@ SCENARIOS = (
 
 
 def run(scenario: Scenario, client: ModelClient, setting: Setting) -> Figures:
-    """Run one scenario on an event loop of its own. Raises `BenchError`."""
+    """Run a scenario on a new event loop. Raises `BenchError`."""
     return asyncio.run(scenario.run(client, setting))

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status. `argv` is the process's when None."""
-    words = sys.argv[1:] if argv is None else argv
-    if words and words[0] == "health":  # runs every few seconds: it needs none of what other commands import
+    """Run a command and return its exit status. `argv` None = the process's arguments."""
+    arguments = sys.argv[1:] if argv is None else argv
+    if arguments and arguments[0] == "health":  # runs every few seconds, so it skips the imports of other commands
         from server.cli.health import main as health
 
-        return health(words[1:])
-    gc.disable()  # imports make no garbage; looking for it took a tenth of their time
+        return health(arguments[1:])
+    gc.disable()  # imports create no garbage, and collections would take a tenth of their time
     try:
         from server.cli.command_line import main as run
     finally:

@@ -23,20 +23,20 @@ Without a terminal, the whole standard input is one message. The exit status is 
 _DIM, _PLAIN = "\033[2m", "\033[0m"
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Chat until the input ends. Raises LlamapoolError if there is no server."""
     parser = ClientParser("chat", _DESCRIPTION)
     parser.add_argument("message", nargs="*", help="send this message, print the reply and exit")
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
-    chosen = parser.parse_args(list(words))
-    connection = Connection(chosen.url, chosen.api_key)
-    chat = _Chat(connection, connection.model(chosen.model)["id"], chosen.system)
-    if chosen.message or not sys.stdin.isatty():
-        chat.send(" ".join(chosen.message) or sys.stdin.read())
+    options = parser.parse_args(list(argv))
+    connection = Connection(options.url, options.api_key)
+    chat = _Chat(connection, connection.model(options.model)["id"], options.system)
+    if options.message or not sys.stdin.isatty():
+        chat.send(" ".join(options.message) or sys.stdin.read())
         return 0
     with suppress(ImportError):
         import readline  # noqa: F401  # editing and history for input()
-    print(f"{chat.model} at {chosen.url}; @FILE attaches a file, /exit ends")
+    print(f"{chat.model} at {options.url}; @FILE attaches a file, /exit ends")
     while True:
         try:
             line = input("> ").strip()
@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
             return 0
         try:
             if command == "/clear":
-                chat = _Chat(connection, chat.model, chosen.system)
+                chat = _Chat(connection, chat.model, options.system)
             elif command == "/model":
                 chat.model = connection.model(name.strip())["id"]
             elif line:
@@ -64,9 +64,9 @@ class _Chat:
         self._messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
     def send(self, text: str) -> None:
-        """Send a message and print the reply. Raises LlamapoolError; the message is then dropped.
+        """Send a message and print the reply. Raises LlamapoolError, and then drops the message.
 
-        Ctrl-C ends the reply, and the conversation keeps what was printed.
+        Ctrl-C ends the reply, and the conversation keeps the printed part.
         """
         messages = [*self._messages, {"role": "user", "content": _content(text)}]
         reply = ""
@@ -76,7 +76,7 @@ class _Chat:
             reasoning = False
             try:
                 for delta in _deltas(response):
-                    # reasoning is for people; a pipe gets the reply only
+                    # a pipe gets only the reply
                     thinking = (delta.get("reasoning_content") or "") if sys.stdout.isatty() else ""
                     content = delta.get("content") or ""
                     if (thinking or content) and bool(thinking) != reasoning:
@@ -105,17 +105,17 @@ def _deltas(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _content(text: str) -> str | list[dict[str, Any]]:
-    """Return the content of a message: its text, and parts for the files that it names after @."""
+    """Return the content of a message: its text, and a part for each file named after @."""
     try:
         words = shlex.split(text) if "@" in text else []
-    except ValueError:  # an apostrophe
+    except ValueError:  # an unclosed quote, such as an apostrophe
         words = text.split()
     parts = [_part(Path(word[1:].rstrip("?!,;")).expanduser()) for word in words if word.startswith("@") and word[1:]]
     return [{"type": "text", "text": text}, *parts] if parts else text
 
 
 def _part(path: Path) -> dict[str, Any]:
-    """Return a file as a content part. Raises LlamapoolError if it cannot be read or is of no supported type."""
+    """Return a file as a content part. Raises LlamapoolError if it is unreadable or its type is not supported."""
     kind = mimetypes.guess_type(path.name)[0] or ""
     try:
         data = base64.b64encode(path.read_bytes()).decode()

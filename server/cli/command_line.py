@@ -39,15 +39,15 @@ logger = logging.getLogger(__name__)
 OK, NOT_STARTED, WRONG, INTERRUPTED = 0, 1, 2, 130
 _HELP = frozenset({"-h", "--help", "--usage"})
 _CACHE_LIST = frozenset({"-cl", "--cache-list"})
-_PREPARE_GRACE_S = 2.0  # for threads that prepare a request, after everything else has ended
+_PREPARE_GRACE_S = 2.0  # for threads that prepare a request, at the end of the shutdown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. `argv` None = the process's arguments."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    command = COMMANDS.get(words[0]) if words else None
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = COMMANDS.get(arguments[0]) if arguments else None
     try:
-        status = command(words[1:]) if command else serve(words)
+        status = command(arguments[1:]) if command else serve(arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
@@ -60,11 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return WRONG if isinstance(error, ConfigError) else NOT_STARTED
 
 
-def serve(words: list[str]) -> int:
+def serve(arguments: list[str]) -> int:
     """Serve until a signal stops the server. Raises ConfigError."""
-    if _shown(words):
+    if _print_information(arguments):
         return OK
-    settings = load_settings(words)
+    settings = load_settings(arguments)
     check_certificate(settings.server)
     warnings = [*check_reach(settings.server), *check_files(settings)]
     logs.configure(settings.server)
@@ -74,8 +74,8 @@ def serve(words: list[str]) -> int:
     try:
         loop_factory = uvicorn.Config(serve, log_config=None).get_loop_factory()
         with published(settings.server.address_file, listeners), asyncio.Runner(loop_factory=loop_factory) as runner:
-            started = runner.run(_serve(settings, listeners, words))
-    except BrokenPipeError as error:  # `main` expects that of printing only
+            started = runner.run(_serve(settings, listeners, arguments))
+    except BrokenPipeError as error:  # `main` takes it for a closed pipe of standard output
         raise RuntimeError("the server has failed") from error
     finally:
         for listener in listeners:
@@ -84,37 +84,37 @@ def serve(words: list[str]) -> int:
 
     status = OK if started else NOT_STARTED
     if any(thread.name.startswith(ENGINE_THREADS) for thread in threading.enumerate()):
-        _end_now(NOT_STARTED, "a step or a media encoder does not end; exiting without waiting for it")
+        _exit_now(NOT_STARTED, "a step or a media encoder does not end; exiting without waiting for it")
     preparing = [thread for thread in threading.enumerate() if thread.name.startswith(PREPARE_THREADS)]
     for thread in preparing:
         thread.join(_PREPARE_GRACE_S / len(preparing))
     if any(thread.is_alive() for thread in preparing):
-        _end_now(status, "a request is still being prepared; exiting without waiting for it")
+        _exit_now(status, "a request is still being prepared; exiting without waiting for it")
     return status
 
 
-async def _serve(settings: Settings, listeners: Sequence[Listener], words: list[str]) -> bool:
-    """Load models while the application is imported and built, then serve until a signal; return whether it served."""
-    from server.model_pool import open_pool  # with the native library: few commands need it
+async def _serve(settings: Settings, listeners: Sequence[Listener], arguments: list[str]) -> bool:
+    """Load models while the application is imported, then serve until a signal. Return whether it served."""
+    from server.model_pool import open_pool  # imports the native library, which few commands need
 
-    reread = partial(load_settings, words)
+    reread = partial(load_settings, arguments)
     models = open_pool(settings, reread=reread)
     await models.pool.start()
     addresses = [listener.url for listener in listeners]
     try:
-        server = await asyncio.to_thread(_built, settings, addresses, reread, models)
+        server = await asyncio.to_thread(_create_server, settings, addresses, reread, models)
         await server.serve_until_signal([listener.socket for listener in listeners])
-    finally:  # also if the application was not built, or did not start
+    finally:  # also if the application could not be created or started
         await models.pool.close(0.0)
         models.close_sandboxes()
     return server.started
 
 
-def _built(
+def _create_server(
     settings: Settings, addresses: list[str], reread: Callable[[], Settings], models: "ModelPool"
 ) -> AdminServer:
-    with _made_for_good():
-        from server.app import create_app  # the HTTP application: only serving needs it
+    with _permanent_objects():
+        from server.app import create_app  # the HTTP application, which only `serve` needs
 
         app = create_app(settings, addresses=addresses, reread=reread, models=models)
         config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False)
@@ -122,20 +122,20 @@ def _built(
     return AdminServer(config, addresses)
 
 
-def _end_now(status: int, why: str) -> NoReturn:
-    """Exit although threads still run native code. Python's own exit would wait for them, or free what they use."""
-    logger.warning(why)
+def _exit_now(status: int, reason: str) -> NoReturn:
+    """Exit while threads still run native code. Python's own exit would wait for them or free objects that they use."""
+    logger.warning(reason)
     logging.shutdown()
     os._exit(status)
 
 
-def check_config(words: list[str]) -> int:
+def check_config(arguments: list[str]) -> int:
     """Print the settings that a file, the environment and flags result in. Raises ConfigError."""
-    if _shown(words):
+    if _print_information(arguments):
         return OK
-    if not words or words[0].startswith("-"):
+    if not arguments or arguments[0].startswith("-"):
         raise ConfigError("check-config needs a file: llamapool check-config FILE")
-    settings = load_settings(words[1:], config=Path(words[0]))
+    settings = load_settings(arguments[1:], config=Path(arguments[0]))
     check_certificate(settings.server)
     for warning in [*check_reach(settings.server), *check_files(settings, strict=True)]:
         print(f"llamapool: {warning}", file=sys.stderr)
@@ -145,16 +145,16 @@ def check_config(words: list[str]) -> int:
     return OK
 
 
-def fit(words: list[str]) -> int:
-    """Print the memory that a model takes and the context that would fit; without `MODEL`, of all models.
+def fit(arguments: list[str]) -> int:
+    """Print the memory use of a model and the context that would fit; without `MODEL`, of all models.
 
     `MODEL` is a file, or a configured model's id or alias. Return 1 if a model does not fit. Raises ConfigError.
     """
-    if _shown(words):
+    if _print_information(arguments):
         return OK
-    name = words.pop(0) if words and not words[0].startswith("-") else ""
+    name = arguments.pop(0) if arguments and not arguments[0].startswith("-") else ""
     is_file = name.endswith(".gguf") or Path(name).is_file()
-    settings = load_settings(["-m", name, *words] if is_file else words)
+    settings = load_settings(["-m", name, *arguments] if is_file else arguments)
     check_files(settings)
     specs = model_specs(settings)
     if name and not is_file:
@@ -171,7 +171,7 @@ def fit(words: list[str]) -> int:
 def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tuple[list[str], bool]]:
     """Yield the lines of each model's table, and whether the model fits."""
     from server.cli.fit_table import fit_table
-    from server.llama.loader import open_loader  # the native library: few commands need it
+    from server.llama.loader import open_loader  # imports the native library
 
     loader = open_loader(settings.server.rpc)
     for spec in specs:
@@ -181,9 +181,9 @@ def _fit_tables(specs: Sequence[ModelSpec], settings: Settings) -> Iterator[tupl
             yield fit_table(loader, spec, settings.server.budget)
 
 
-def imported(module: str, words: list[str]) -> int:
+def run_module(module: str, arguments: list[str]) -> int:
     """Run the `main` of a module that other commands do not need. Raises LlamapoolError."""
-    status: int = import_module(module).main(words)
+    status: int = import_module(module).main(arguments)
     return status
 
 
@@ -192,7 +192,7 @@ def effective_yaml(settings: Settings) -> str:
     server = {
         key: _masked(value, is_secret=TABLE.entries["server", key].secret and not isinstance(value, dict))
         for key, value in settings.server.model_dump(mode="json", exclude_unset=True).items()
-        if key not in ("models_dir", "models_preset")  # their models are listed under models
+        if key not in ("models_dir", "models_preset")  # `models` contains their models
     }
     models = {
         model_id: _masked(model.model_dump(mode="json", exclude_unset=True))
@@ -211,15 +211,15 @@ def _masked(value: Any, *, is_secret: bool = False) -> Any:
     return MASK if is_secret else without_secrets(value)
 
 
-def hub_command(name: str, words: list[str]) -> int:
+def hub_command(name: str, arguments: list[str]) -> int:
     """Run ``pull``, ``list`` or ``rm``. Raises LlamapoolError if the hub or the disk fails."""
-    from server.cli import model_commands  # with tqdm; a start needs neither
+    from server.cli import model_commands  # imports tqdm, which `serve` does not need
 
-    if _HELP.intersection(words):
+    if _HELP.intersection(arguments):
         print(model_commands.USAGE, end="")
         return OK
     try:
-        {"pull": model_commands.pull, "list": model_commands.show_list, "rm": model_commands.remove}[name](words)
+        {"pull": model_commands.pull, "list": model_commands.show_list, "rm": model_commands.remove}[name](arguments)
     except KeyboardInterrupt:
         print("llamapool: interrupted; run the command again to continue the download", file=sys.stderr)
         return NOT_STARTED
@@ -232,17 +232,17 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "fit": fit,
     "health": health.main,
     **{name: partial(hub_command, name) for name in ("pull", "list", "rm")},
-    "keys": partial(imported, "server.cli.key_commands"),
-    "bench": partial(imported, "server.bench.command"),
-    **{name: partial(imported, f"server.cli.{name}") for name in ("chat", "docs", "doctor", "launch")},
+    "keys": partial(run_module, "server.cli.key_commands"),
+    "bench": partial(run_module, "server.bench.command"),
+    **{name: partial(run_module, f"server.cli.{name}") for name in ("chat", "docs", "doctor", "launch")},
 }
 
 
 @contextmanager
-def _made_for_good() -> Iterator[None]:
-    """Exclude objects created inside from garbage collection; they live as long as the process.
+def _permanent_objects() -> Iterator[None]:
+    """Exclude objects created in the block from garbage collection, since they live as long as the process.
 
-    Imports create no garbage, and later full collections would pause every thread for 50 ms longer.
+    Imports create no garbage, and later full collections would pause all threads for 50 ms longer.
     """
     gc.disable()
     try:
@@ -252,28 +252,28 @@ def _made_for_good() -> Iterator[None]:
         gc.enable()
 
 
-def _shown(words: Sequence[str]) -> bool:
-    """Handle --help, --version, --cache-list, --completion-bash and --list-devices; return whether one was given."""
-    if _HELP.intersection(words):
-        from server.options.reference import help_text  # with argparse, which a start does not need
+def _print_information(arguments: Sequence[str]) -> bool:
+    """Handle --help, --version, --cache-list, --completion-bash and --list-devices. Return whether one was given."""
+    if _HELP.intersection(arguments):
+        from server.options.reference import help_text  # imports argparse, which `serve` does not need
 
         print(help_text(), end="")
         return True
-    if "--version" in words:
-        from importlib.metadata import version  # of the standard library, and slow: email is part of it
+    if "--version" in arguments:
+        from importlib.metadata import version  # slow: it imports email
 
         print(f"llamapool {__version__} (llama-cpp-python {version('llama-cpp-python')})")
         return True
-    if _CACHE_LIST.intersection(words):
+    if _CACHE_LIST.intersection(arguments):
         hub_command("list", [])
         return True
-    if COMPLETION_FLAG in words:
+    if COMPLETION_FLAG in arguments:
         from server.options.reference import completion
 
         print(completion(COMMANDS), end="")
         return True
-    if DEVICES_FLAG in words:
-        from server.llama.devices import device_list  # the native library: no other command than serve needs it
+    if DEVICES_FLAG in arguments:
+        from server.llama.devices import device_list  # imports the native library
 
         print(device_list(), end="")
         return True

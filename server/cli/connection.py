@@ -15,7 +15,7 @@ from server.errors import ConfigError, LlamapoolError
 
 URL = "http://127.0.0.1:8080"
 KEY_VARIABLE = "LLAMA_API_KEY"  # the server's own variable
-_TIMEOUT_S = 600.0  # without a byte: a model may have to load first
+_TIMEOUT_S = 600.0  # until the next byte; a model may have to load first
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -48,7 +48,7 @@ class Connection:
     key: str
 
     def open(self, path: str, body: Mapping[str, Any] | None = None) -> HTTPResponse:
-        """Send a GET, or a POST of `body` as JSON. Raises LlamapoolError if the server is missing or refuses."""
+        """Send a GET, or a POST of `body` as JSON. Raises LlamapoolError without a server or for an error status."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.key}"} if self.key else {})
         data = None if body is None else json.dumps(body).encode()
         if not self.url.startswith(("http://", "https://")):
@@ -79,13 +79,13 @@ class Connection:
             found = [each for each in models if each["id"] in chat]
         if not found:
             known = ", ".join(each["id"] for each in models) or "none"
-            wanted = f"no model '{name}'" if name else "no chat model"
-            raise LlamapoolError(f"the server at {self.url} has {wanted}; known: {known}")
+            problem = f"no model '{name}'" if name else "no chat model"
+            raise LlamapoolError(f"the server at {self.url} has {problem}; known: {known}")
         return found[0]
 
 
-def _message(body: bytes, otherwise: object) -> str:
+def _message(body: bytes, default: object) -> str:
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
-        return str(otherwise)
+        return str(default)

@@ -35,14 +35,14 @@ _DETAILS: dict[type[LlamapoolError], tuple[Json, ...]] = {
     ContextExceeded: ({"n_prompt_tokens": 2},),
     NotFound: ({}, {"param": "model"}),
 }
-"""Details that decide OpenAI's code of an error."""
+"""Error details that determine OpenAI's ``code``."""
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the reference; with ``--write``, regenerate the files of `generated_files` in a checkout."""
-    if words not in ([], ["--write"]):
-        raise ConfigError(f"docs: unknown argument '{words[0]}'; write llamapool docs or llamapool docs --write")
-    if not words:
+    if argv not in ([], ["--write"]):
+        raise ConfigError(f"docs: unknown argument '{argv[0]}'; write llamapool docs or llamapool docs --write")
+    if not argv:
         print(markdown(), end="")
         return 0
     for path, text in generated_files().items():
@@ -53,15 +53,15 @@ def main(words: Sequence[str]) -> int:
 def generated_files() -> dict[str, str]:
     """Return the files with generated parts by their path in the checkout."""
     parts = {"options": markdown(), "endpoints": endpoint_table(), "errors": error_table(), **metric_tables()}
-    found = {"config/schema.json": json_schema(Settings)}
+    files = {"config/schema.json": json_schema(Settings)}
     for page in ("docs/configuration.md", "docs/endpoints.md", "docs/errors.md", "docs/metrics.md"):
         text = (_ROOT / page).read_text(encoding="utf-8")
-        found[page] = _PART.sub(lambda part: f"{part[1]}\n{parts[part[2]].strip()}\n\n{part[3]}", text)
-    return found
+        files[page] = _PART.sub(lambda part: f"{part[1]}\n{parts[part[2]].strip()}\n\n{part[3]}", text)
+    return files
 
 
 def endpoint_table() -> str:
-    """Return the paths of each handler, what a key needs for them, and the first sentence of its description."""
+    """Return the paths of each handler, the required scope of a key, and the first sentence of its description."""
     needs = {(each.method, each.path): each.need for each in ENDPOINTS}
     handlers: dict[Callable[..., object], list[APIRoute]] = {}
     for route in (each for router in ROUTERS for each in router.routes):
@@ -89,7 +89,7 @@ def error_table() -> str:
 
 
 def metric_tables() -> dict[str, str]:
-    """Return the tables of metrics by name, out of what a server without models exports."""
+    """Return the tables of metrics by name, from the exposition of a server without models."""
 
     class Loaded:
         stats = EngineStats(accepted_at=[1])
@@ -97,18 +97,18 @@ def metric_tables() -> dict[str, str]:
     metrics = Metrics()
     metrics.ledger.note({"": Loaded()})
     rows: dict[str, list[tuple[str, str, str]]] = {"gpus": [(name, "gauge", text) for name, text in GAUGES.items()]}
-    theirs = set[str]()
+    llamacpp = set[str]()
     for name, text, kind in _HELP.findall(metrics.render("")[0].decode()):
         prefix, _, rest = name.partition(":")
         if prefix == "llamacpp":
-            theirs.add(f"llamapool_{rest}")
-        if name not in theirs:
+            llamacpp.add(f"llamapool_{rest}")
+        if name not in llamacpp:
             routers = "routers" if name.startswith("llamapool_server_") else "models"
             group = "engines" if prefix == "llamacpp" else "server" if name.startswith(_OF_SERVER) else routers
             rows.setdefault(group, []).append((name, kind, text))
     return {
-        group: _table(("name", "type", ""), [(f"`{name}`", *about) for name, *about in found])
-        for group, found in rows.items()
+        group: _table(("name", "type", ""), [(f"`{name}`", *cells) for name, *cells in group_rows])
+        for group, group_rows in rows.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""``llamapool doctor``: check what serving needs, before a server starts, and say what to do."""
+"""``llamapool doctor``: check the requirements of a server before its start, and name remedies."""
 
 import contextlib
 import os
@@ -34,29 +34,29 @@ _MIN_FREE = 1 << 30  # bytes
 
 
 Finding = tuple[Literal["ok", "warn", "fail"], str, str]
-"""The result of a check, the check, and what was found, with what to do unless it is ok."""
+"""Status, name of the check, and the finding, with a remedy unless the status is ok."""
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Print the findings; return 1 if a check failed."""
-    if {"-h", "--help", "--usage"}.intersection(words):
+    if {"-h", "--help", "--usage"}.intersection(argv):
         print(USAGE)
         return 0
     failed = False
-    for status, check, text in findings(words):
+    for status, check, text in findings(argv):
         print(f"{status:4}  {check:14} {text}", flush=True)
         failed |= status == "fail"
     return int(failed)
 
 
-def findings(words: Sequence[str]) -> Iterator[Finding]:
-    """Yield the finding of each check of a server that starts with these flags."""
+def findings(argv: Sequence[str]) -> Iterator[Finding]:
+    """Yield the findings for a server that would start with these flags."""
     yield ("ok", "version", f"Llamapool {__version__}, llama-cpp-python {version('llama-cpp-python')}")
     yield from _cpu()
     problem = seccomp.problem()
     yield ("warn" if problem else "ok", "sandbox", problem or "system calls are filtered")
     try:
-        settings = load_settings(words)
+        settings = load_settings(argv)
         warnings = [*check_reach(settings.server), *check_files(settings)]
         check_certificate(settings.server)
     except ConfigError as error:
@@ -110,8 +110,8 @@ def _models(settings: Settings) -> Iterator[Finding]:
     memory = loader.memory()
     for name, now in memory.items():
         free = f"{readable(now.free)} of {readable(now.total)} free"
-        few = name == HOST and now.free < _MIN_FREE
-        yield ("warn" if few else "ok", f"memory {name}", f"{free}; end other programs" if few else free)
+        is_low = name == HOST and now.free < _MIN_FREE
+        yield ("warn" if is_low else "ok", f"memory {name}", f"{free}; end other programs" if is_low else free)
     specs = model_specs(settings)
     if not specs:
         yield ("warn", "models", "none configured or cached; run llamapool pull OWNER/NAME[:QUANT]")
@@ -134,7 +134,7 @@ def _models(settings: Settings) -> Iterator[Finding]:
 
 
 def _template(loader: Loader, spec: ModelSpec) -> str:
-    """Return what the chat template supports. Raises LlamapoolError if it does not compile."""
+    """Return a note about the chat template, or "". Raises LlamapoolError if it does not compile."""
     from server.pool.loading import chat_template
     from server.templates.isolated import IsolatedRenderer
 

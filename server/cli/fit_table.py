@@ -1,4 +1,4 @@
-"""What a model takes and what would fit, as a table; nothing is loaded for it."""
+"""The table of ``llamapool fit``: memory of a model without loading it, and the contexts that would fit."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +13,7 @@ _SHORTEST = 4096
 
 
 def fit_table(loader: Loader, spec: ModelSpec, budget: Budget) -> tuple[list[str], bool]:
-    """Return the lines for one model that has all of the `budget`, and whether it fits. Blocking."""
+    """Return the lines of a model that may use the whole `budget`, and whether it fits. Blocking."""
     title = f"{spec.id}: {spec.path}" if spec.id != str(spec.path) else spec.id
     memory = loader.memory()
     limits = budget.limits(memory)
@@ -25,8 +25,8 @@ def fit_table(loader: Loader, spec: ModelSpec, budget: Budget) -> tuple[list[str
     cells = f"{native.n_ctx} tokens of context" if native.n_ctx else "the context that the model was trained for"
     slots = f"{native.n_slots} slot{'s' * (native.n_slots > 1)}"
     shared = " that share them" if native.unified and native.n_slots > 1 else ""
-    many = f", {native.instances} times" if native.instances > 1 else ""
-    lines = [title, f"  {cells} for {slots}{shared}{many}"]
+    instances = f", {native.instances} times" if native.instances > 1 else ""
+    lines = [title, f"  {cells} for {slots}{shared}{instances}"]
     lines += [f"  {note}" for note in fit.notes]
     if not fit.footprint:
         return [*lines, "  its memory cannot be measured on this system"], True
@@ -43,7 +43,7 @@ def _devices(footprint: Footprint, memory: Mapping[str, Memory], limits: Mapping
 
 
 def _others(loader: Loader, spec: ModelSpec, limits: Mapping[str, int]) -> list[str]:
-    """Return the memory that other context lengths take with all layers on devices; [] for an unreadable file."""
+    """Return the memory of other context lengths with all layers on devices; [] for an unreadable file."""
     try:
         info, native = loader.describe(spec), spec.native
     except ModelFailed:
@@ -53,13 +53,13 @@ def _others(loader: Loader, spec: ModelSpec, limits: Mapping[str, int]) -> list[
     streams = 1 if native.unified else native.n_slots
     lengths = [n for n in (_SHORTEST << i for i in range(20)) if n < info.n_ctx_train] + [info.n_ctx_train]
     rows = list[tuple[str, ...]]()
-    room = {name: min(now.free, limits.get(name, now.free)) for name, now in loader.memory().items()}
+    available = {name: min(now.free, limits.get(name, now.free)) for name, now in loader.memory().items()}
     for n_ctx in dict.fromkeys(n * streams for n in lengths):
-        found = loader.fit(replace(spec, native=replace(native, n_ctx=n_ctx, fit=False))).footprint
-        if not found:
+        footprint = loader.fit(replace(spec, native=replace(native, n_ctx=n_ctx, fit=False))).footprint
+        if not footprint:
             return []
-        fits = all(taken <= room.get(name, taken) for name, taken in totals(found).items())
-        sizes = ", ".join(f"{readable(taken)} of {name}" for name, taken in totals(found).items() if taken)
+        fits = all(taken <= available.get(name, taken) for name, taken in totals(footprint).items())
+        sizes = ", ".join(f"{readable(taken)} of {name}" for name, taken in totals(footprint).items() if taken)
         rows.append((str(n_ctx), sizes, "fits" if fits else "does not fit"))
     return ["  other contexts, with all layers on the devices chosen:", *_aligned(rows)]
 

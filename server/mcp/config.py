@@ -1,6 +1,6 @@
-"""Which MCP servers there are, in the JSON of Cursor and llama-server (tools/server/server-mcp.cpp; docs/mcp.md).
+"""Parse the configured MCP servers, in the JSON of Cursor and llama-server (tools/server/server-mcp.cpp; docs/mcp.md).
 
-In YAML the outer key may be left out. ``url``, ``headers``, ``description`` and ``allowed_tools`` are Llamapool's own.
+In YAML the outer key is optional. ``url``, ``headers``, ``description`` and ``allowed_tools`` are Llamapool's own.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 DEFAULT_TIMEOUT_S = 30.0
 ANY_LABEL = "*"
-"""In lists of labels: every configured server."""
+"""In lists of labels: all configured servers."""
 _OUTER = "mcpServers"
 
 
@@ -26,17 +26,19 @@ class McpServer:
     env: tuple[tuple[str, str], ...] = ()  # merged over this process' environment
     cwd: str | None = None
     url: str = ""
-    headers: tuple[tuple[str, str], ...] = ()  # of every HTTP request
-    timeout_s: float = DEFAULT_TIMEOUT_S  # of one call of a tool
+    headers: tuple[tuple[str, str], ...] = ()  # of each HTTP request
+    timeout_s: float = DEFAULT_TIMEOUT_S  # of a tool call
     description: str = ""
     allowed_tools: tuple[str, ...] | None = None  # None = all
-    owner: str = ""  # whose request named the URL; only configured servers ("") may be reached in inner networks
+    owner: str = ""  # the client whose request names the URL; "" = configured, which may be in an internal network
 
 
 @dataclass(frozen=True, slots=True)
 class McpRules:
-    """What requests may do: the `labels` of configured servers that they may use, the server that replaces web
-    search ("" = none), and the limits of one response."""
+    """The rules for requests: limits of one response, and allowed servers.
+
+    ``labels``: configured servers that requests may use. ``web_search``: the server for web search; "" = none.
+    """
 
     labels: tuple[str, ...] = ()
     web_search: str = ""
@@ -45,12 +47,12 @@ class McpRules:
     max_chars: int = 100_000
 
     def allow(self, label: str) -> bool:
-        """Return whether requests may use the configured server of that label."""
+        """Return whether requests may use the configured server with this label."""
         return ANY_LABEL in self.labels or label in self.labels
 
 
 class _Entry(BaseModel):
-    """One entry of the JSON. Keys of other programs, such as ``type`` or ``autoApprove``, are ignored."""
+    """An entry of the JSON. Keys of other programs, such as ``type`` or ``autoApprove``, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -66,15 +68,15 @@ class _Entry(BaseModel):
     disabled: bool = False
 
 
-def read_servers(given: Mapping[str, Any]) -> dict[str, McpServer]:
-    """Return the configured servers by label. Entries that have neither a command nor a URL are left out.
+def read_servers(config: Mapping[str, Any]) -> dict[str, McpServer]:
+    """Return the configured servers by label. Skips entries without a command and a URL.
 
     Raises ValueError that names the entry.
     """
-    entries = given.get(_OUTER, given)
+    entries = config.get(_OUTER, config)
     if not isinstance(entries, Mapping):
         raise ValueError(f"{_OUTER} should be an object of servers")
-    found = {}
+    servers = {}
     for label, fields in entries.items():
         try:
             entry = _Entry.model_validate(fields)
@@ -88,13 +90,13 @@ def read_servers(given: Mapping[str, Any]) -> dict[str, McpServer]:
             raise ValueError(f"{label}.url: should be an http or https URL")
         if not entry.disabled and (entry.command or entry.url):
             env, headers = tuple(entry.env.items()), tuple(entry.headers.items())
-            given = entry.model_dump(include={"command", "args", "cwd", "url", "description", "allowed_tools"})
-            found[label] = McpServer(label, env=env, headers=headers, timeout_s=entry.timeout_ms / 1e3, **given)
-    return found
+            others = entry.model_dump(include={"command", "args", "cwd", "url", "description", "allowed_tools"})
+            servers[label] = McpServer(label, env=env, headers=headers, timeout_s=entry.timeout_ms / 1e3, **others)
+    return servers
 
 
 def is_web_url(url: str) -> bool:
-    """Return whether it is an http or https URL with a host."""
+    """Return whether `url` is an http or https URL with a host."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -1,6 +1,6 @@
-"""One session with an MCP server over the official package. Every failure is an `McpFault`.
+"""A session with an MCP server through the official package. All failures are `McpFault`.
 
-HTTP connections follow the address rules of media fetching (`server.media.hosts`), and each reply is bounded.
+HTTP connections follow the host rules for media (`server.media.hosts`), and the size of each reply is limited.
 """
 
 import asyncio
@@ -41,23 +41,23 @@ MAX_LIST_PAGES = 100
 MAX_IMAGES = 16
 _LOG_CHARS = 4096
 CLOSE_S = 10.0
-"""Seconds that a server gets to end a session."""
+"""Seconds that a server has to end a session."""
 MAX_REPLY_BYTES = 16 << 20
-"""Of one JSON reply. Events of a stream have the MCP package's own bound."""
+"""Limit of a JSON reply. The MCP package limits events of streams."""
 _TIMEOUT = httpx2.Timeout(30.0, read=600.0)
 _EVENTS = b"text/event-stream"
-logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback for errors that calls raise anyway
+logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs tracebacks for errors that calls raise
 
 
 _refused: ContextVar[asyncio.Event] = ContextVar("_refused")
-"""Of one use of a connection, whose requests the package sends in its context: set by a 404 for the session."""
+"""Set by a 404 for the session. Each use of a connection has an event, in whose context the package sends requests."""
 
 
 class Connection:
-    """A session that its own task keeps open, because the package requires one task to open and close it.
+    """A session that its own task opens and closes, as the package requires.
 
-    Calls may come from any task of the event loop. A cancelled call is cancelled at the server. `McpServers` counts its
-    calls in ``n_calls``, and closes it by the timer ``idle``.
+    Any task of the event loop may call it. A cancelled call is cancelled at the server. `McpServers` counts its calls
+    in ``n_calls``, and closes it with the timer ``idle``.
     """
 
     def __init__(self, server: McpServer, sites: AllowedHosts | None) -> None:
@@ -66,16 +66,16 @@ class Connection:
         self.idle: asyncio.TimerHandle | None = None
         self._ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
-        self._reading: MemoryObjectReceiveStream[Any] | None = None  # a program's messages
-        self.is_forgotten = False  # whether the server has ended the session
+        self._incoming: MemoryObjectReceiveStream[Any] | None = None  # messages of a program
+        self.session_ended = False  # by the server
         self._scope = anyio.CancelScope()
-        self._task = asyncio.create_task(self._keep(), name=f"MCP server {server.label}")
+        self._task = asyncio.create_task(self._run(), name=f"MCP server {server.label}")
 
     @property
     def is_alive(self) -> bool:
-        """Whether calls can be made, or will be once it is open."""
-        has_ended = self._reading is not None and not self._reading.statistics().open_send_streams
-        return not (self._task.done() or has_ended or self.is_forgotten or self._closing.is_set())
+        """Whether calls are possible, now or once it is open."""
+        has_ended = self._incoming is not None and not self._incoming.statistics().open_send_streams
+        return not (self._task.done() or has_ended or self.session_ended or self._closing.is_set())
 
     @property
     def was_open(self) -> bool:
@@ -91,9 +91,9 @@ class Connection:
             for _ in range(MAX_LIST_PAGES):
                 page = await client.list_tools(cursor=cursor)
                 for tool in page.tools:
-                    given = tool.annotations
-                    notes = None if given is None else given.model_dump(mode="json", by_alias=True)
-                    found.append(McpTool(tool.name, tool.description or "", tool.input_schema, notes))
+                    notes = tool.annotations
+                    annotations = None if notes is None else notes.model_dump(mode="json", by_alias=True)
+                    found.append(McpTool(tool.name, tool.description or "", tool.input_schema, annotations))
                 cursor = page.next_cursor
                 if cursor is None or len(found) > MAX_TOOLS:
                     break
@@ -102,30 +102,30 @@ class Connection:
         return tuple(found)
 
     async def call(self, tool: str, arguments: Json, max_chars: int) -> McpResult:
-        """Return a tool's result, with its text cut to `max_chars`. Raises `McpFault`."""
+        """Return a tool's result, with its text truncated to `max_chars`. Raises `McpFault`."""
         with _faults():
             client = await asyncio.shield(self._ready)
             return _result(await client.call_tool(tool, arguments), max_chars)
 
     async def close(self) -> None:
-        """End the session and wait until its program has ended."""
+        """End the session and wait until its program has exited."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                while self.is_forgotten and self.n_calls:  # noqa: ASYNC110 (each may be repeated after its own 404)
+                while self.session_ended and self.n_calls:  # noqa: ASYNC110 (calls may be repeated after a 404)
                     await asyncio.sleep(0.05)
         self._closing.set()
-        limit_s = CLOSE_S if self._ready.done() else 0.0  # it may never answer
+        limit_s = CLOSE_S if self._ready.done() else 0.0  # a server that has not replied may never do
         self._scope.deadline = anyio.current_time() + limit_s
         await asyncio.wait((self._task,))
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         try:
             with self._scope:
                 async with AsyncExitStack() as stack:
                     client = Client(await self._transport(stack), cache=None, client_info=None)
                     self._ready.set_result(await stack.enter_async_context(client))
                     await self._closing.wait()
-        except Exception as error:  # noqa: BLE001 - the package, its transport or the MCP server
+        except Exception as error:  # noqa: BLE001 (from the package, its transport or the MCP server)
             if not self._ready.done():
                 self._ready.set_exception(_fault_of(error))
             else:
@@ -136,7 +136,7 @@ class Connection:
             self._ready.exception()  # the caller may have been cancelled
 
     async def _transport(self, stack: AsyncExitStack) -> Transport:
-        """Return how messages reach the server. `stack` closes what that needs."""
+        """Return the transport to the server. `stack` closes its resources."""
         server = self._server
         if server.url:
             client = await stack.enter_async_context(http_client(server.headers, self._sites))
@@ -152,27 +152,27 @@ class Connection:
         return self._program(program, stack.enter_context(_logged(server.label)))
 
     async def _watch_session(self, reply: httpx2.Response) -> None:
-        """Note that the server has ended the session: the next use opens another one (revision 2025-11-25)."""
-        asked = reply.request
-        if reply.status_code == 404 and asked.method == "POST" and MCP_SESSION_ID in asked.headers:
-            self.is_forgotten = True
+        """Record that the server has ended the session. The next use opens a new one (revision 2025-11-25)."""
+        request = reply.request
+        if reply.status_code == 404 and request.method == "POST" and MCP_SESSION_ID in request.headers:
+            self.session_ended = True
             if refused := _refused.get(None):
                 refused.set()
 
     @asynccontextmanager
     async def _program(self, program: StdioServerParameters, errors: TextIO) -> AsyncGenerator[TransportStreams, None]:
-        async with stdio_client(program, errlog=errors) as (reading, writing):
-            assert isinstance(reading, MemoryObjectReceiveStream)
-            self._reading = reading
-            yield reading, writing
+        async with stdio_client(program, errlog=errors) as (incoming, outgoing):
+            assert isinstance(incoming, MemoryObjectReceiveStream)
+            self._incoming = incoming
+            yield incoming, outgoing
 
 
 @contextlib.contextmanager
 def _logged(label: str) -> Iterator[TextIO]:
-    """Yield a file for a program's standard error, whose lines are logged."""
+    """Yield a file for a program's standard error. Its lines are logged."""
     loop = asyncio.get_running_loop()
-    reading, writing = os.pipe()
-    with open(reading, "rb", buffering=0) as source, open(writing, "w", encoding="utf-8") as file:
+    read_end, write_end = os.pipe()
+    with open(read_end, "rb", buffering=0) as source, open(write_end, "w", encoding="utf-8") as file:
 
         def log() -> bool:
             text = source.read(_LOG_CHARS) or b""
@@ -180,12 +180,12 @@ def _logged(label: str) -> Iterator[TextIO]:
                 logger.debug("MCP server %s: %s", label, line)
             return bool(text)
 
-        os.set_blocking(reading, False)  # a child of the program may keep the other end open
-        loop.add_reader(reading, log)
+        os.set_blocking(read_end, False)  # a child of the program may keep the write end open
+        loop.add_reader(read_end, log)
         try:
             yield file
         finally:
-            loop.remove_reader(reading)
+            loop.remove_reader(read_end)
             while log():  # its last lines
                 pass
 
@@ -198,9 +198,9 @@ def _faults() -> Iterator[None]:
         yield
     except McpFault:
         raise
-    except Exception as error:  # noqa: BLE001 - an MCP server's failure is no error of ours
+    except Exception as error:  # noqa: BLE001 (any failure of the MCP server)
         fault = _fault_of(error)
-        fault.is_of_session = refused.is_set()
+        fault.is_session_ended = refused.is_set()
         raise fault from None
 
 
@@ -220,21 +220,21 @@ def _fault_of(error: BaseException) -> McpFault:
     return McpFault(f"{type(error).__name__}: {short(str(error))}")
 
 
-def _result(given: CallToolResult, max_chars: int) -> McpResult:
+def _result(reply: CallToolResult, max_chars: int) -> McpResult:
     texts: list[str] = []
     images: list[Media] = []
-    for block in given.content:
+    for block in reply.content:
         image = _image(block)
         if image is not None and len(images) < MAX_IMAGES:
             images.append(image)
         else:
             texts.append(_text(block))
-    if not given.content and given.structured_content is not None:
-        texts.append(orjson.dumps(given.structured_content).decode())
+    if not reply.content and reply.structured_content is not None:
+        texts.append(orjson.dumps(reply.structured_content).decode())
     text = "\n".join(texts)
     if len(text) > max_chars:
         text = f"{text[:max_chars]}\n[cut off: {len(text) - max_chars} more characters]"
-    return McpResult(text, tuple(images), bool(given.is_error))
+    return McpResult(text, tuple(images), bool(reply.is_error))
 
 
 def _text(block: ContentBlock) -> str:
@@ -260,8 +260,8 @@ def _image(block: ContentBlock) -> Media | None:
 def http_client(headers: Iterable[tuple[str, str]], sites: AllowedHosts | None) -> httpx2.AsyncClient:
     """Return a client for one MCP server.
 
-    `sites` limits the hosts that it may connect to; None = no limit, for an operator's URL. It ignores the
-    environment's proxies unless the URL is the operator's.
+    `sites` limits the hosts that it may connect to. None, for a URL of the operator, means no limit. Only then it uses
+    the environment's proxies.
     """
     transport = None if sites is None else CheckedTransport(sites)
     return httpx2.AsyncClient(
@@ -274,7 +274,7 @@ def http_client(headers: Iterable[tuple[str, str]], sites: AllowedHosts | None) 
 
 
 async def _bound(reply: httpx2.Response) -> None:
-    """Bound a reply's bytes. Compressed replies are refused: they could become a thousand times as much."""
+    """Limit the bytes of a reply. Reject compressed replies, which may expand a thousandfold."""
     if reply.headers.get("content-encoding", "identity").lower() != "identity":
         raise httpx2.DecodingError("the MCP server's reply is compressed", request=reply.request)
     if not reply.headers.get("content-type", "").encode().startswith(_EVENTS):
@@ -299,7 +299,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class CheckedTransport(httpx2.AsyncHTTPTransport):
-    """Connects to hosts that `sites` allows, and to the very address that was checked."""
+    """Connects only to hosts that `sites` allows, and to the same IP address that was checked."""
 
     def __init__(self, sites: AllowedHosts) -> None:
         context = httpx2.create_ssl_context(trust_env=False)
@@ -308,7 +308,7 @@ class CheckedTransport(httpx2.AsyncHTTPTransport):
         self._pool = httpcore2.AsyncConnectionPool(ssl_context=context, network_backend=CheckedBackend(sites, resolved))
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send one request. Raises `httpx2.TransportError`."""
+        """Send a request. Raises `httpx2.TransportError`."""
         host = request.url.host
         if not self._sites.allow(host):
             raise httpx2.ConnectError(f"{host} is not among the hosts that this server allows", request=request)

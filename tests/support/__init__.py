@@ -1,1 +1,1 @@
-"""What tests and benchmarks share: servers as processes, a scripted runner, small GGUFs, llama-server beside ours."""
+"""Shared by tests and benchmarks: server processes, fake runners, small GGUF files, and llama-server as a reference."""

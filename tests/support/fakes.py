@@ -1,7 +1,7 @@
-"""A model without a native library: its next token follows from what its KV cache holds.
+"""Fakes of the native library. The next token of a fake model is a function of its KV cells.
 
-So a scheduler that puts a wrong token, a wrong position or another client's cells into a sequence changes the
-text that comes out, and a test sees it.
+If the scheduler puts a wrong token, a wrong position or another client's cells into a sequence, the generated text
+changes, and tests fail.
 """
 
 import json
@@ -35,7 +35,7 @@ from server.pool.spec import ModelSpec
 from server.vocab import PlainText
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
-STATE_PREFIX = b"\xd8\x3c\x14\xaf\0\0\0\0"  # as the library's: its magic number and the sequence's
+STATE_PREFIX = b"\xd8\x3c\x14\xaf\0\0\0\0"  # as in the library: its magic number and the sequence's number
 SPECIALS = {BOS: b"<s>", EOS: b"</s>", IM_START: b"<|im_start|>", IM_END: b"<|im_end|>"}
 IDS = {text: token for token, text in SPECIALS.items()}
 SPLITTER = re.compile(b"(" + b"|".join(map(re.escape, IDS)) + b")")
@@ -48,9 +48,9 @@ ASSISTANT = "<|im_start|>assistant\n"
 
 
 class FakeVocab:
-    """Token = byte value; four specials behind the bytes. FIM tokens are bytes that no test writes.
+    """A vocabulary of 256 bytes and four special tokens. FIM tokens are bytes that no test uses.
 
-    ``fim``: "none", "file" (prefix, suffix and middle), or "repo" (those for several files, too).
+    ``fim``: "none", "file" (prefix, suffix and middle), or "repo" (also those for several files).
     """
 
     n_tokens = 260
@@ -71,7 +71,7 @@ class FakeVocab:
         tokens = [BOS] if add_special else []
         raw = text.encode("utf-8", "surrogatepass")
         for n, part in enumerate(SPLITTER.split(raw) if parse_special else [raw]):
-            tokens += [IDS[part]] if n % 2 else part  # every other part is a special
+            tokens += [IDS[part]] if n % 2 else part  # every second part is a special token
         return tokens
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
@@ -97,7 +97,7 @@ class FakeSampler:
 
 @dataclass(eq=False, slots=True)
 class FakeChunk:
-    """A medium; ``slow``: its encoding waits for `FakeEncoder.gate`."""
+    """A media chunk. If ``slow``, its encoding waits for `FakeEncoder.gate`."""
 
     name: str
     causal: bool = True
@@ -109,11 +109,11 @@ class FakeChunk:
 
 
 class FakeEncoder:
-    """Embeddings that tell of which medium they are. Fails on one that is called ``broken``."""
+    """Returns embeddings that contain the chunk's name. Fails for a chunk named ``broken``."""
 
     def __init__(self, most: int = 2) -> None:
         self.gate = threading.Event()
-        self.begun = threading.Event()
+        self.started = threading.Event()
         self.most = most
         self.batches: list[list[str]] = []
 
@@ -128,16 +128,17 @@ class FakeEncoder:
         if any(chunk.name == "broken" for chunk in batch):
             raise InternalError("it can't be encoded")
         if any(chunk.slow for chunk in batch):
-            self.begun.set()
-            assert self.gate.wait(100), "nobody opened the gate"
+            self.started.set()
+            assert self.gate.wait(100), "the gate was never opened"
         return [self.embeddings(chunk) for chunk in batch]
 
 
 class FakeRunner:
-    """One fake context. ``replies`` maps the end of a prompt to the text that follows it, then EOS.
+    """A fake context. ``replies`` maps the end of a prompt to the reply, which EOS follows.
 
-    ``steps``: a semaphore that every decode takes one permit of, so that a test lets single steps through.
-    ``on_decode`` sees each batch before it runs and may raise. ``n_state_bytes``, ``n_checkpoint_bytes``: at least.
+    ``steps``: a semaphore from which each decode takes a permit, so that a test can run single steps. ``on_decode``
+    gets each batch before it runs and may raise. ``n_state_bytes``, ``n_checkpoint_bytes``: the minimum sizes of saved
+    states and checkpoints. ``together``: implement `sample_together`.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class FakeRunner:
             n_more_outputs=n_more_outputs,
             n_rollback=n_rollback,
         )
-        self._removable: dict[int, int] = {}  # by sequence of the last decode, see `RunnerInfo.n_rollback`
+        self._removable: dict[int, int] = {}  # cells by sequence of the last decode, see `RunnerInfo.n_rollback`
         self.adapters = adapters
         self.draft = draft
         self.heads = None
@@ -183,12 +184,12 @@ class FakeRunner:
         self.on_decode = on_decode
         self.cells: dict[int, list[int]] = {s: [] for s in range(n_seq)}
         self.positions: dict[int, list[int]] = {s: [] for s in range(n_seq)}  # see `_at`
-        self.following: dict[int, list[int]] = {s: [] for s in range(n_seq)}  # the next position behind each cell
-        self._shared: dict[frozenset[int], int] = {}  # by pair of sequences: so many cells at most are in both
+        self.following: dict[int, list[int]] = {s: [] for s in range(n_seq)}  # the position after each cell
+        self._shared: dict[frozenset[int], int] = {}  # by pair of sequences: the most cells that both contain
         self.outputs: list[int] = []
         self.histories: list[bytes] = []
         self.samplers: list[FakeSampler] = []
-        self._texts: dict[int, tuple[list[int], bytes]] = {}  # by sequence: cells, and their text
+        self._texts: dict[int, tuple[list[int], bytes]] = {}  # by sequence: cells and their text
         self.in_graph: dict[int, FakeSampler] = {}  # by sequence
         self.batches: list[list[tuple[int, int]]] = []
         self.closed = False
@@ -197,7 +198,7 @@ class FakeRunner:
     def decode(self, entries: Sequence[BatchEntry]) -> bool:
         assert not self.closed
         if self.steps is not None:
-            assert self.steps.acquire(timeout=100), "no step was let through"
+            assert self.steps.acquire(timeout=100), "no permit for a step"
         if self.on_decode is not None:
             self.on_decode(entries)
         added = sum(len(e.tokens) for e in entries)
@@ -206,21 +207,21 @@ class FakeRunner:
             return False
         if any(e.pos + len(e.tokens) > self.info.n_ctx_seq for e in entries):
             return False
-        at_once = [len(e.tokens) for e in entries if e.media is not None and not e.media.causal]
-        assert len(set(at_once)) < 2, f"one of {at_once} tokens would be cut"
-        assert sum(at_once) <= self.info.n_ubatch
-        assert len(at_once) in (0, len(entries)), "text would see what follows it"
+        non_causal = [len(e.tokens) for e in entries if e.media is not None and not e.media.causal]
+        assert len(set(non_causal)) < 2, f"one of {non_causal} tokens would be split into ubatches"
+        assert sum(non_causal) <= self.info.n_ubatch
+        assert len(non_causal) in (0, len(entries)), "text would attend to later tokens"
         self.outputs, self.histories = [], []
         for entry in entries:
             cells = self.cells[entry.seq]
             self._at(entry.seq)
             expected = (self.following[entry.seq] or [0])[-1]
-            assert entry.pos == expected, f"position {entry.pos} of a sequence that goes on at {expected}"
+            assert entry.pos == expected, f"position {entry.pos} of a sequence that continues at {expected}"
             self._place(entry)
             cells.extend(entry.tokens)
             self.computed_by[entry.seq].extend([self.adapters_now] * len(entry.tokens))
             for n in range(len(cells) - entry.n_outputs + 1, len(cells) + 1):
-                history = self._history(entry.seq, n) + self._tuned(entry.seq, n)
+                history = self._history(entry.seq, n) + self._adapter_history(entry.seq, n)
                 self.outputs.append(self._next(history))
                 self.histories.append(history)
         self.batches.append([(e.seq, len(e.tokens)) for e in entries])
@@ -228,35 +229,35 @@ class FakeRunner:
         return True
 
     def _at(self, seq: int) -> list[int]:
-        """The position of each cell; of cells that a test has filled, those of text."""
+        """Return the position of each cell. Cells that a test has set directly get those of text."""
         n = len(self.cells[seq])
         if len(self.positions[seq]) != n:
             self.positions[seq], self.following[seq] = list(range(n)), list(range(1, n + 1))
         return self.positions[seq]
 
     def _place(self, entry: BatchEntry) -> None:
-        """Positions as the library has them; of media that are not linear, all the same one."""
+        """Append the positions of `entry` as in the library. All tokens of non-linear media have one position."""
         media, pos, n = entry.media, entry.pos, len(entry.tokens)
         if media is None:
-            assert min(entry.tokens) >= 0, "a medium without its embeddings"
+            assert min(entry.tokens) >= 0, "media tokens without embeddings"
             self.positions[entry.seq] += range(pos, pos + n)
             self.following[entry.seq] += range(pos + 1, pos + n + 1)
             return
         span, first = media.span, media.first
-        assert media.embeddings == FakeEncoder.embeddings(span.chunk), "another medium's embeddings"
+        assert media.embeddings == FakeEncoder.embeddings(span.chunk), "embeddings of another chunk"
         assert list(entry.tokens) == media_tokens(span.id, span.nth, span.n_tokens)[first : first + n]
-        assert media.causal or (first == 0 and n == span.n_tokens), "a part of what is read at once"
+        assert media.causal or (first == 0 and n == span.n_tokens), "a part of a non-causal chunk"
         self.positions[entry.seq] += range(pos + first, pos + first + n) if span.linear else [pos] * n
-        behind = [pos] * n
+        following = [pos] * n
         if first + n == span.n_tokens:
-            behind[-1] = pos + span.n_pos
-        self.following[entry.seq] += behind
+            following[-1] = pos + span.n_pos
+        self.following[entry.seq] += following
 
     def _text(self, tokens: Sequence[int]) -> bytes:
         return b"".join([PIECES[t] if t >= 0 else b"<%d>" % t for t in tokens])
 
     def _history(self, seq: int, n: int) -> bytes:
-        """Return the text of the first `n` cells. Only what is new since the last call is joined: prompts are long."""
+        """Return the text of the first `n` cells. For speed, extends the text of the last call."""
         cells = self.cells[seq]
         known, text = self._texts.get(seq, ([], b""))
         if len(known) > n or cells[: len(known)] != known:
@@ -265,8 +266,8 @@ class FakeRunner:
         self._texts[seq] = cells[:n], text
         return text
 
-    def _tuned(self, seq: int, n: int) -> bytes:
-        """Makes the text depend on which adapters computed each cell."""
+    def _adapter_history(self, seq: int, n: int) -> bytes:
+        """Return the adapters that computed the first `n` cells, so that the next token depends on them."""
         sets = self.computed_by[seq][:n]
         return b"" if sets.count(()) == len(sets) else repr(sets).encode()
 
@@ -278,7 +279,7 @@ class FakeRunner:
 
     def use_adapters(self, adapters: Adapters) -> None:
         assert all(scale for _, scale in adapters)
-        assert {id_ for id_, _ in adapters} <= {adapter.id for adapter in self.adapters}, "it is not loaded"
+        assert {id_ for id_, _ in adapters} <= {adapter.id for adapter in self.adapters}, "the adapter is not loaded"
         self.adapters_now = adapters
 
     def load_adapter(self, wanted: Adapter) -> Adapter:
@@ -296,10 +297,10 @@ class FakeRunner:
     def _next(self, history: bytes) -> int:
         best = max(((history.rfind(k), k) for k in self.replies if k in history), default=None)
         if best is not None:
-            said = history[best[0] + len(best[1]) :]
+            generated = history[best[0] + len(best[1]) :]
             reply = self.replies[best[1]]
-            if reply.startswith(said):
-                return reply[len(said)] if len(said) < len(reply) else EOS
+            if reply.startswith(generated):
+                return reply[len(generated)] if len(generated) < len(reply) else EOS
         return ord("a") + zlib.crc32(history) % 26
 
     def _draw(self, output: int, sampler: FakeSampler) -> int:
@@ -337,7 +338,7 @@ class FakeRunner:
         return TokenLogprob(token, self.vocab.piece(token), 0.0, (TokenLogprob(token, self.vocab.piece(token), 0.0),))
 
     def _masked(self, token: int, mask: Mask) -> int:
-        """Return `token`, or the first one that `mask` allows."""
+        """Return `token` if `mask` allows it, otherwise the first allowed token."""
         bits = bytes(mask)
         allowed = [t for t in range(self.vocab.n_tokens) if bits[t // 8] >> (t % 8) & 1]
         if not allowed:
@@ -354,35 +355,35 @@ class FakeRunner:
         return TokenLogprob(token, self.vocab.piece(token), -0.1 if token == best else -2.0, top)
 
     def seq_remove(self, seq: int, pos: int) -> bool:
-        n = sum(at < pos for at in self._at(seq))
+        n = sum(each < pos for each in self._at(seq))
         n_removed = len(self.cells[seq]) - n
         if n and n_removed and not self.partial_removal and n_removed > self._removable.pop(seq, 0):
             return False
-        self._keep(seq, n)
-        self._own_from(seq, n)
+        self._truncate(seq, n)
+        self._unshare_from(seq, n)
         return True
 
-    def _keep(self, seq: int, n: int) -> None:
-        """The first `n` cells."""
+    def _truncate(self, seq: int, n: int) -> None:
+        """Keep the first `n` cells."""
         for each in (self.cells, self.computed_by, self.positions, self.following):
             del each[seq][n:]
 
-    def _own_from(self, seq: int, pos: int) -> None:
-        """No cell of `seq` from `pos` on is in another sequence."""
+    def _unshare_from(self, seq: int, pos: int) -> None:
+        """Record that no other sequence has the cells of `seq` from `pos` on."""
         for pair, n in self._shared.items():
             if seq in pair:
                 self._shared[pair] = min(n, max(pos, 0))
 
     def seq_drop(self, seq: int, start: int, end: int) -> None:
         assert start < end
-        assert all(n <= end for pair, n in self._shared.items() if seq in pair), "others' cells were moved"
-        self._own_from(seq, start)
+        assert all(n <= end for pair, n in self._shared.items() if seq in pair), "cells of other sequences were moved"
+        self._unshare_from(seq, start)
         self._at(seq)
         del self.cells[seq][start:end]
         del self.computed_by[seq][start:end]
         n = end - start
         for each in (self.positions, self.following):
-            each[seq] = each[seq][:start] + [at - n for at in each[seq][end:]]
+            each[seq] = each[seq][:start] + [pos - n for pos in each[seq][end:]]
 
     def seq_copy(self, source: int, target: int) -> None:
         assert not self.cells[target], "the target of a copy must be empty"
@@ -415,7 +416,7 @@ class FakeRunner:
             return False
         self.cells[seq], self.computed_by[seq] = tokens, sets
         self.positions[seq], self.following[seq] = positions, following
-        self._own_from(seq, 0)
+        self._unshare_from(seq, 0)
         return True
 
     def seq_floor(self, seq: int) -> int:
@@ -426,25 +427,25 @@ class FakeRunner:
 
     def seq_rewind(self, seq: int, checkpoint: bytes, n_pos: int) -> bool:
         tokens = json.loads(checkpoint)
-        n = sum(at < n_pos for at in self._at(seq))
-        assert tokens == self.cells[seq][:n], "a checkpoint of another text"
-        self._keep(seq, n)
+        n = sum(pos < n_pos for pos in self._at(seq))
+        assert tokens == self.cells[seq][:n], "a checkpoint of other tokens"
+        self._truncate(seq, n)
         return True
 
     def wipe(self) -> None:
-        assert not any(self.cells.values()), "a sequence holds cells"
+        assert not any(self.cells.values()), "a sequence still has cells"
         self.n_wipes += 1
 
     def close(self) -> None:
         assert not self.closed, "a runner was closed twice"
-        assert all(s.closed for s in self.samplers), "a sampler outlives its runner"
+        assert all(s.closed for s in self.samplers), "a sampler was not closed before its runner"
         self.closed = True
 
 
 class FakeEmbeddingRunner:
-    """A fake context that embeds: a vector tells of every token it was made of, and of their order.
+    """A fake context for embeddings. A vector depends on all tokens of its input and their order.
 
-    ``on_embed`` sees each batch first and may raise; then one permit of ``steps`` is taken.
+    ``on_embed`` gets each batch first and may raise. Each batch then takes one permit of ``steps``.
     """
 
     def __init__(
@@ -469,22 +470,22 @@ class FakeEmbeddingRunner:
     takes_media = False
 
     def embed_media(self, prompt: MediaPrompt, on_part: object) -> Vectors:
-        raise AssertionError("it takes no media")
+        raise AssertionError("it does not support media")
 
     def embed(self, inputs: Sequence[Sequence[int]], on_part: Callable[[], None] = lambda: None) -> list[Vectors]:
         assert not self.closed
         if self.on_embed is not None:
             self.on_embed(inputs)
         if self.steps is not None:
-            assert self.steps.acquire(timeout=100), "no step was let through"
+            assert self.steps.acquire(timeout=100), "no permit for a step"
         sizes = [len(tokens) for tokens in inputs]
         assert 0 < len(inputs) <= self.info.n_seq
-        assert len(inputs) == 1 or sum(sizes) <= self.info.n_pack, f"{sizes} tokens together"
+        assert len(inputs) == 1 or sum(sizes) <= self.info.n_pack, f"{sizes} tokens in one batch"
         self.batches.append(sizes)
         return [self.vectors(tokens) for tokens in inputs]
 
     def vectors(self, tokens: Sequence[int]) -> Vectors:
-        """What `embed` makes of one input."""
+        """Return the vectors of one input."""
         n = self.info.n_embd
         if self.info.pooling is Pooling.NONE:
             return np.array([[token + i for i in range(n)] for token in tokens], np.float32)
@@ -497,7 +498,7 @@ class FakeEmbeddingRunner:
 
 
 class FakeReader:
-    """Reads media as texts: a picture is ``(image 16x12)``, so that what a model says shows what it was shown."""
+    """Turns media into text, such as ``(image 16x12)``. Prompts and replies then show which media a model received."""
 
     marker = "<__media__>"
     fingerprint = "fake projector"
@@ -519,9 +520,9 @@ class FakeReader:
 
 
 class FakeWeights:
-    """Weights that make `FakeRunner`s; remembers them, so that a test can look inside.
+    """Weights that create `FakeRunner`s and store them in `runners` for tests.
 
-    A model that is configured for embedding gets a `FakeEmbeddingRunner`, and generates only without a pooling.
+    A model that is configured for embeddings gets a `FakeEmbeddingRunner`. It generates text only without a pooling.
     """
 
     def __init__(
@@ -586,8 +587,8 @@ class FakeWeights:
         return {HOST: Bytes(weights=self.info.size)}
 
     def close(self) -> None:
-        assert all(runner.closed for runner in self.runners), "weights were freed under a runner"
-        assert all(embedder.closed for embedder in self.embedders), "weights were freed under a runner"
+        assert all(runner.closed for runner in self.runners), "weights were freed before a runner"
+        assert all(embedder.closed for embedder in self.embedders), "weights were freed before a runner"
         self.closed = True
 
 
@@ -600,7 +601,7 @@ class FakeVocabulary:
 
 
 class Measures:
-    """A loader's half that looks at memory: there is plenty, and no model takes any. No device computes."""
+    """The memory methods of a loader: 8 GiB are free, models use no memory, and there are no devices."""
 
     def uses_devices(self, spec: ModelSpec) -> bool:
         return False
@@ -616,10 +617,10 @@ class Measures:
 
 
 class FakeLoader(Measures):
-    """Loads at once; ``failing`` maps a model's id to the reason why it can't be loaded.
+    """Loads without delay. ``failing`` maps model ids to the errors of their loads.
 
-    ``gate``: an event that every load waits for, after it has reported half of its progress. Without ``runner``, other
-    arguments are those of `FakeRunner`.
+    ``gate``: an event that each load waits for after it has reported a progress of 0.5. Without ``runner``, other
+    arguments are passed to `FakeRunner`.
     """
 
     def __init__(
@@ -666,22 +667,24 @@ class FakeLoader(Measures):
 
 
 def evaluations(runs: Iterable[tuple[int, int]], n_ubatch: int) -> int:
-    """Graph evaluations of a batch of (sequence id, number of tokens), in this order, with separate streams
-    (llama-batch.cpp, split_equal with ``sequential``)."""
-    left = [(seq, n) for seq, n in runs if n]
+    """Return the number of ubatches of a batch with `runs` of (sequence id, number of tokens), without unified KV.
+
+    Follows llama-batch.cpp, split_equal with ``sequential``.
+    """
+    remaining = [(seq, n) for seq, n in runs if n]
     n_evaluations = 0
-    while left:
-        last, members = left[0][0], [0]
-        for at in range(1, len(left)):
+    while remaining:
+        last, members = remaining[0][0], [0]
+        for i in range(1, len(remaining)):
             if len(members) == n_ubatch:
                 break
-            if left[at][0] == last + 1:
-                members.append(at)
+            if remaining[i][0] == last + 1:
+                members.append(i)
                 last += 1
-        shortest = min(left[at][1] for at in members)
+        shortest = min(remaining[i][1] for i in members)
         n_each = min(shortest, max(n_ubatch // len(members), 1))
-        for at in members:
-            left[at] = left[at][0], left[at][1] - n_each
-        left = [(seq, n) for seq, n in left if n]
+        for i in members:
+            remaining[i] = remaining[i][0], remaining[i][1] - n_each
+        remaining = [(seq, n) for seq, n in remaining if n]
         n_evaluations += 1
     return n_evaluations

@@ -39,10 +39,10 @@ _MODULE = re.compile(r"from (server[\w.]*) import|import (server[\w.]+|openai)\b
 _LOADING = ("LD_", "PYTHON", "GGML_")
 """Variables that are read when a program or a library is loaded. A process that sets one is started as usual."""
 _FREE_FD = 200
-_OF_FORK: list[str] = []
-"""In a fork: the socket of the process that forked it."""
+_FORKER_SOCKET: list[str] = []
+"""In a forked process: the socket path of the process that forked it."""
 FORKS = not EXHAUSTIVE and sys.version_info[:2] == (3, 11)
-"""Whether anything is forked: `ForkedPopen` replaces private methods of that version of Python."""
+"""Whether processes are forked. `ForkedPopen` overrides private methods of this version of Python."""
 _COMMAND = """#!{python} -IS
 import json, os, signal, socket, sys
 connection = socket.socket(socket.AF_UNIX)
@@ -61,13 +61,13 @@ sys.exit(status if status >= 0 else 128 - status)
 
 
 def install(*modules: ModuleType) -> None:
-    """Let these modules, which use ``subprocess.Popen``, start forks."""
+    """Make ``subprocess.Popen`` of these modules start forks."""
     for module in modules if FORKS else ():
         module.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedPopen})  # type: ignore[attr-defined]
 
 
 def write_command(folder: Path) -> None:
-    """Write the program `llamapool` into `folder`: a process that lets the server be forked and waits for its end."""
+    """Write the program `llamapool` into `folder`. It has the server forked and waits until it exits."""
     program = folder / "llamapool"
     if FORKS:
         program.write_text(_COMMAND.format(python=sys.executable, path=_forker()))
@@ -145,8 +145,8 @@ def _line(connection: socket.socket) -> bytes:
 @cache
 def _forker() -> str:
     """Start the process that forks, and return the path of its socket."""
-    if _OF_FORK:
-        return _OF_FORK[0]
+    if _FORKER_SOCKET:
+        return _FORKER_SOCKET[0]
     folder = tempfile.TemporaryDirectory(prefix="forker-")
     path = f"{folder.name}/socket"
     forker = subprocess.Popen(
@@ -159,7 +159,7 @@ def _forker() -> str:
     atexit.register(folder.cleanup)
     atexit.register(forker.communicate)  # closes its stdin, which ends it
     assert forker.stdout is not None
-    assert forker.stdout.readline(), "the process that forks has ended"
+    assert forker.stdout.readline(), "the process that forks has exited"
     return path
 
 
@@ -174,11 +174,11 @@ def main(path: str) -> None:
         connection, _ = listener.accept()
         fds = socket.recv_fds(connection, 1, 64)[1]
         request = json.loads(connection.makefile("rb").readline() or "null")
-        if request:  # otherwise the other end was killed before it sent it
+        if request:  # otherwise the client was killed before it sent the request
             _import(request["argv"])
             if os.fork() == 0:
                 listener.close()
-                _OF_FORK.append(path)
+                _FORKER_SOCKET.append(path)
                 _watch(connection, fds, request)
                 return
         for fd in (*fds, connection.detach()):
@@ -201,7 +201,7 @@ def _watch(connection: socket.socket, fds: list[int], request: dict[str, Any]) -
         for fd in fds:
             os.close(fd)
         Thread(target=_kill_with_parent, args=(connection, pid), daemon=True).start()
-        with suppress(OSError):  # the parent has ended
+        with suppress(OSError):  # the parent has exited
             connection.sendall(b"%d\n" % pid)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with suppress(OSError):

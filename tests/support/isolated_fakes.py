@@ -1,4 +1,4 @@
-"""A fake model for a process of its own: what is said to it decides how its process ends."""
+"""Fake models for worker processes. Prompts and paths make their processes crash, hang or wait."""
 
 import contextlib
 import os
@@ -30,10 +30,13 @@ from tests.support.fakes import (
 WAITS_AFTER = 8  # characters of a reply
 
 
-class Acting(FakeRunner):
-    """``!die once FILE!`` in a sequence kills the process unless FILE is there, which is then made; ``!die late FILE!``
-    does so in the middle of the reply; ``!hang FILE!`` makes FILE and never ends the step; ``!wait N!`` stops there
-    once N such sequences have come so far, and is slow until then."""
+class ScriptedRunner(FakeRunner):
+    """A runner that obeys commands in the text of its sequences.
+
+    ``!die once FILE!`` creates FILE and kills the process, unless FILE exists. ``!die late FILE!`` does the same in the
+    middle of the reply. ``!hang FILE!`` creates FILE and never ends the step. ``!wait N!`` slows the steps down once a
+    reply has `WAITS_AFTER` characters, and never ends the step when N replies have.
+    """
 
     def __init__(self, n_ctx_seq: int = 4096, replies: Mapping[str, str] | None = None) -> None:
         super().__init__(on_decode=self._act, n_ctx_seq=n_ctx_seq, n_batch=512, replies=replies)
@@ -41,28 +44,31 @@ class Acting(FakeRunner):
 
     def _act(self, entries: Sequence[BatchEntry]) -> None:
         for entry in entries:
-            said = self._text([*self.cells[entry.seq], *entry.tokens])
-            if b"!hang " in said:
-                Path(said.split(b"!hang ")[1].split(b"!")[0].decode()).touch()
-                threading.Event().wait()
-            if b"!wait " in said:
-                self._wait(entry.seq, said.split(b"!wait ")[1])
-            if b"!die once " in said:
-                die_once(said.split(b"!die once ")[1].split(b"!")[0].decode())
-            if b"!die late " in said and len(said.rpartition(b"assistant")[2]) > WAITS_AFTER:
-                die_once(said.split(b"!die late ")[1].split(b"!")[0].decode())
+            text = self._text([*self.cells[entry.seq], *entry.tokens])
+            reply = text.rpartition(b"assistant")[2]
 
-    def _wait(self, seq: int, said: bytes) -> None:
-        wanted, reply = said.split(b"!")[0], said.rpartition(b"assistant")[2]
-        if len(reply) > WAITS_AFTER:
-            self._waiting.add(seq)
-            if len(self._waiting) == int(wanted):
+            def argument(command: bytes, text: bytes = text) -> str:
+                return text.split(command)[1].split(b"!")[0].decode()
+
+            if b"!hang " in text:
+                Path(argument(b"!hang ")).touch()
                 threading.Event().wait()
-            time.sleep(0.02)
+            if b"!wait " in text and len(reply) > WAITS_AFTER:
+                self._wait(entry.seq, int(argument(b"!wait ")))
+            if b"!die once " in text:
+                die_once(argument(b"!die once "))
+            if b"!die late " in text and len(reply) > WAITS_AFTER:
+                die_once(argument(b"!die late "))
+
+    def _wait(self, seq: int, n_sequences: int) -> None:
+        self._waiting.add(seq)
+        if len(self._waiting) == n_sequences:
+            threading.Event().wait()
+        time.sleep(0.02)
 
 
 def die_once(path: str) -> None:
-    """Kill the process, the first time; every time where nothing can be made."""
+    """Create the file at `path` and kill the process, unless the file exists. If its folder is missing, always kill."""
     if not os.path.exists(path):
         with contextlib.suppress(FileNotFoundError):
             os.close(os.open(path, os.O_CREAT))
@@ -70,7 +76,7 @@ def die_once(path: str) -> None:
 
 
 class AbortingLoader(FakeLoader):
-    """A file that the library does not survive: not even a look at it."""
+    """Aborts the process when a file is measured or loaded."""
 
     def least(self, spec: ModelSpec) -> Footprint:
         os.abort()
@@ -80,11 +86,11 @@ class AbortingLoader(FakeLoader):
 
 
 class HangingLoader(FakeLoader):
-    """What it does `at` that never ends."""
+    """Never returns from `method`: "least" or "load"."""
 
-    def __init__(self, at: str) -> None:
+    def __init__(self, method: str) -> None:
         super().__init__()
-        self._at = at
+        self._method = method
 
     def least(self, spec: ModelSpec) -> Footprint:
         self._hang("least")
@@ -94,20 +100,20 @@ class HangingLoader(FakeLoader):
         self._hang("load")
         return super().load(spec, progress)
 
-    def _hang(self, at: str) -> None:
-        if at == self._at:
+    def _hang(self, method: str) -> None:
+        if method == self._method:
             threading.Event().wait()
 
 
 @dataclass(eq=False, slots=True)
-class Seen(FakeChunk):
-    """A picture; ``decoded``: where its pixels come from."""
+class ImageChunk(FakeChunk):
+    """An image. ``decoded`` returns its pixels."""
 
     decoded: Callable[[], bytes] = bytes
 
 
-class SeeingReader(FakeReader):
-    """A picture is three tokens that have to be encoded."""
+class ImageReader(FakeReader):
+    """Turns each image into three tokens that must be encoded."""
 
     def tokenize(self, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool) -> MediaPrompt:
         tokens, spans = [BOS] if add_special else [], list[MediaSpan]()
@@ -116,22 +122,22 @@ class SeeingReader(FakeReader):
                 tokens += self.vocab.tokenize(part, add_special=False, parse_special=parse_special)
                 continue
             nth = sum(span.id == part.id for span in spans)
-            span = MediaSpan(len(tokens), 3, 3, True, part.id, nth, chunk=Seen(part.id, decoded=part.decoded))
+            span = MediaSpan(len(tokens), 3, 3, True, part.id, nth, chunk=ImageChunk(part.id, decoded=part.decoded))
             tokens += media_tokens(span.id, span.nth, span.n_tokens)
             spans.append(span)
         return MediaPrompt(tokens, tuple(spans))
 
 
-class SeeingEncoder(FakeEncoder):
+class ImageEncoder(FakeEncoder):
     def encode(self, chunks: Sequence[FakeChunk]) -> list[bytes]:
         for chunk in chunks[: self.most]:
-            assert isinstance(chunk, Seen)
-            assert chunk.decoded(), "nothing to see"
+            assert isinstance(chunk, ImageChunk)
+            assert chunk.decoded(), "the image has no pixels"
         return super().encode(chunks)
 
 
-class HangingEncoder(SeeingEncoder):
-    """Creates the file at `path` and never returns, unless the file is there."""
+class HangingEncoder(ImageEncoder):
+    """Creates the file at `path` and never returns, unless the file exists."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -144,22 +150,22 @@ class HangingEncoder(SeeingEncoder):
         return super().encode(chunks)
 
 
-class SeeingLoader(FakeLoader):
+class VisionLoader(FakeLoader):
     def __init__(
         self,
         embedder: Callable[[], FakeEmbeddingRunner] | None = None,
-        encoder: Callable[[], FakeEncoder] = SeeingEncoder,
+        encoder: Callable[[], FakeEncoder] = ImageEncoder,
     ) -> None:
         super().__init__(runner=lambda: FakeRunner(encoder=encoder()), embedder=embedder, media=frozenset({"image"}))
 
     def load(self, spec: ModelSpec, progress: Callable[[float], bool]) -> FakeWeights:
         weights = super().load(spec, progress)
-        weights.media = SeeingReader(weights.vocab, self.kinds)
+        weights.media = ImageReader(weights.vocab, self.kinds)
         return weights
 
 
-class ActingEmbedder(FakeEmbeddingRunner):
-    """Its first input kills the process, unless the file at `path` is there."""
+class DyingEmbedder(FakeEmbeddingRunner):
+    """Kills the process at the first input, unless the file at `path` exists."""
 
     takes_media = True
 
@@ -179,26 +185,28 @@ class SizedLoader(FakeLoader):
 
 
 TURN = "<|im_end|>\n<|im_start|>assistant\n"
-CALLING = {
+TOOL_CALLS = {
     f"Go{TURN}": '<tool_call>\n{"name": "calc__end", "arguments": {}}\n</tool_call>',
     f"<tool_response>\nended\n</tool_response>{TURN}": "It goes on.",
 }
 
 
 def make_loader(kind: str) -> Loader:
-    """Return the loader of a kind: one of the names below, the path of an `ActingEmbedder`, or the path of a
-    `HangingEncoder` after ``encodes``. Any other name gives a plain `FakeLoader`."""
+    """Return a loader: one of the kinds below, or a plain `FakeLoader` for an unknown kind.
+
+    A path gives a `DyingEmbedder` with this path, and ``encodes PATH`` a `HangingEncoder`.
+    """
     if kind.startswith("/"):
-        return SeeingLoader(partial(ActingEmbedder, kind))
+        return VisionLoader(partial(DyingEmbedder, kind))
     if kind.startswith("encodes "):
-        return SeeingLoader(encoder=partial(HangingEncoder, kind.removeprefix("encodes ")))
+        return VisionLoader(encoder=partial(HangingEncoder, kind.removeprefix("encodes ")))
     kinds: dict[str, Callable[[], FakeLoader]] = {
-        "acting": lambda: FakeLoader(runner=Acting),
+        "acting": lambda: FakeLoader(runner=ScriptedRunner),
         "aborting": AbortingLoader,
         **{f"hanging in {at}": partial(HangingLoader, at) for at in ("least", "load")},
-        "calling": lambda: FakeLoader(runner=partial(Acting, 16384, CALLING)),
+        "calling": lambda: FakeLoader(runner=partial(ScriptedRunner, 16384, TOOL_CALLS)),
         "sized": SizedLoader,
-        "seeing": SeeingLoader,
+        "vision": VisionLoader,
     }
     return kinds.get(kind, FakeLoader)()
 

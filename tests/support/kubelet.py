@@ -1,6 +1,6 @@
-"""Give a container what a kubelet does besides its manifest: variables for Services, volumes that change in one step.
+"""Emulate a kubelet: the environment variables of Services, and volumes that change in one step.
 
-Tests use it without a cluster; tests/pod/pod.py plays the kubelet for the image.
+Tests use it without a cluster; tests/pod/pod.py emulates the kubelet for the image.
 """
 
 import os
@@ -14,7 +14,7 @@ def service_links(service: Mapping[str, Any], address: str) -> dict[str, str]:
     """Return the variables that describe a Service with the cluster IP `address`.
 
     Follows kubernetes/pkg/kubelet/envvars/envvars.go. A container gets them for each Service of its namespace that has
-    an address and existed when the Pod started, unless the Pod says ``enableServiceLinks: false``.
+    an address and existed when the Pod started, unless the Pod sets ``enableServiceLinks: false``.
     """
     prefix = _variable(service["metadata"]["name"])
     ports = service["spec"]["ports"]
@@ -34,7 +34,7 @@ def service_links(service: Mapping[str, Any], address: str) -> dict[str, str]:
 
 
 def write_volume(folder: Path, files: Mapping[str, str]) -> None:
-    """Fill a ConfigMap's or Secret's folder, or replace all of its files in one step.
+    """Fill the folder of a ConfigMap or Secret, or replace all of its files in one step.
 
     Follows kubernetes/pkg/volume/util/atomic_writer.go: each file is a link through ``..data``, which is replaced by a
     rename. A reader sees all old files or all new ones.

@@ -1,6 +1,6 @@
-"""Render a kustomization without kubectl, with the features that deploy/kubernetes uses.
+"""Render a kustomization without kubectl, with the features that deploy/kubernetes uses. Other features raise.
 
-``make pod`` compares the result with ``kubectl kustomize``. Any other feature raises.
+``make pod`` compares the result with ``kubectl kustomize``.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ _SELECTORS = (  # fields that includeSelectors changes, in the kinds that have t
     ("PodDisruptionBudget", "spec/selector/matchLabels"),
     ("NetworkPolicy", "spec/podSelector/matchLabels"),
 )
-_LIST_KEYS = ("name", "mountPath", "containerPort")  # what strategic merges match the elements of a list by
+_LIST_KEYS = ("name", "mountPath", "containerPort")  # keys by which a strategic merge matches list elements
 
 
 def render(folder: Path) -> list[Manifest]:
-    """Return the manifests of the kustomization in `folder`. Raises ValueError for a feature that is not covered."""
+    """Return the manifests of the kustomization in `folder`. Raises ValueError for an unsupported feature."""
     return _apply(folder, [])
 
 
@@ -51,14 +51,14 @@ def _apply(folder: Path, manifests: list[Manifest]) -> list[Manifest]:
 
 
 def _patched(manifests: list[Manifest], target: Mapping[str, str] | None, patch: Any) -> list[Manifest]:
-    wanted = (target["kind"], target["name"]) if target else (patch["kind"], patch["metadata"]["name"])
-    (manifest,) = [each for each in manifests if (each["kind"], each["metadata"]["name"]) == wanted]
+    selected = (target["kind"], target["name"]) if target else (patch["kind"], patch["metadata"]["name"])
+    (manifest,) = [each for each in manifests if (each["kind"], each["metadata"]["name"]) == selected]
     if isinstance(patch, list):
         for operation in patch:
             if operation["op"] != "remove":
-                raise ValueError(f"{operation}: only `remove` is covered")
-            where, _, name = operation["path"].strip("/").rpartition("/")
-            _at(manifest, where).pop(name, None)
+                raise ValueError(f"{operation}: only `remove` is supported")
+            parent, _, name = operation["path"].strip("/").rpartition("/")
+            _at(manifest, parent).pop(name, None)
     elif patch.get("$patch") == "delete":
         manifests.remove(manifest)
     else:
@@ -67,7 +67,7 @@ def _patched(manifests: list[Manifest], target: Mapping[str, str] | None, patch:
 
 
 def _merge(into: Manifest, patch: Manifest) -> None:
-    """Merge strategically: null removes, lists whose elements have a key are merged by it, others are replaced."""
+    """Merge strategically: null removes; lists whose elements have a key are merged by it, others are replaced."""
     for name, value in patch.items():
         if value is None:
             into.pop(name, None)
@@ -95,6 +95,5 @@ def _label(manifest: Manifest, labels: Mapping[str, str], *, selectors: bool) ->
 
 def _at(manifest: Manifest, path: str, *, create: bool = False) -> Manifest:
     for name in path.split("/"):
-        found = manifest.setdefault(name, {}) if create else manifest.get(name, {})
-        manifest = found
+        manifest = manifest.setdefault(name, {}) if create else manifest.get(name, {})
     return manifest

@@ -1,6 +1,6 @@
-"""Provide a small MCP server of the official package for tests.
+"""A small MCP server of the official package for tests.
 
-``python -m tests.support.mcp_server`` serves it over stdio; `served` serves it over HTTP in the test's own loop.
+``python -m tests.support.mcp_server`` serves it over stdio, and `served` over HTTP in the event loop of the test.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ STDIO: dict[str, Any] = {"command": sys.executable, "args": ["-m", "tests.suppor
 
 @dataclass
 class Tools:
-    """The tools, and what they were asked."""
+    """The tools, and a record of their calls."""
 
     calls: list[tuple[str, Any]] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-    sessions: dict[str, Any] = field(default_factory=dict)  # those of HTTP, by id
+    sessions: dict[str, Any] = field(default_factory=dict)  # HTTP sessions by id
 
     def make(self) -> MCPServer:
         server = MCPServer("tests", log_level="CRITICAL")
@@ -51,11 +51,11 @@ class Tools:
             return "x" * n
 
         @server.tool()
-        def picture() -> CallToolResult:
-            """Returns a picture and a text."""
+        def image() -> CallToolResult:
+            """Returns an image and a text."""
             data = base64.b64encode(PNG.read_bytes()).decode()
-            image = ImageContent(type="image", data=data, mime_type="image/png")
-            return CallToolResult(content=[TextContent(type="text", text="a dot"), image])
+            content = ImageContent(type="image", data=data, mime_type="image/png")
+            return CallToolResult(content=[TextContent(type="text", text="a dot"), content])
 
         @server.tool(structured_output=False)
         async def wait() -> str:
@@ -89,12 +89,12 @@ async def served(tools: Tools) -> AsyncIterator[str]:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         port = listening.getsockname()[1]
-        made = tools.make()
-        app = made.streamable_http_app()
-        tools.sessions = made.session_manager._server_instances
+        mcp_server = tools.make()
+        app = mcp_server.streamable_http_app()
+        tools.sessions = mcp_server.session_manager._server_instances
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
         running = asyncio.create_task(server.serve(sockets=[listening]))
-        while not server.started:  # noqa: ASYNC110 (it announces itself by no event)
+        while not server.started:  # noqa: ASYNC110 (it has no event)
             await asyncio.sleep(0)
         try:
             yield f"http://127.0.0.1:{port}/mcp"

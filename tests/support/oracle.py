@@ -1,12 +1,12 @@
-"""The real llama-server as an oracle: `oracle(model)` starts it in a process of its own.
+"""The real llama-server as an oracle: `oracle(model)` starts it as a process.
 
-It comes in the development-only wheel ``xllamacpp``: llama.cpp's server code linked into an extension module, which
-takes llama.cpp's ``common_params`` as attributes where llama-server takes flags (``n_ctx`` is ``-c``, ``n_parallel``
-``-np``, ``cpuparams.n_threads`` ``-t``, ``sampling.temp`` ``--temp`` ...). Its release number is llama.cpp's date and
-build number; the wheel itself does not know its commit (``BUILD_INFO``), and it is newer than the library that
-Llamapool is pinned to. Its destructor waits for open connections without a limit, so it is ended by a signal.
+The development-only wheel ``xllamacpp`` contains it: llama.cpp's server code linked into an extension module. It takes
+llama.cpp's ``common_params`` as attributes instead of flags: ``n_ctx`` for ``-c``, ``n_parallel`` for ``-np``,
+``cpuparams.n_threads`` for ``-t``, ``sampling.temp`` for ``--temp`` and so on. Its release number is llama.cpp's date
+and build number. It does not contain its commit (``BUILD_INFO``), and is newer than the library that Llamapool pins.
+Its destructor waits for open connections without a limit, so a signal ends it.
 
-Run as a module it is the child: ``python -m tests.support.oracle '{"model.path": "x.gguf", "port": 8081}'``.
+The process runs ``python -m tests.support.oracle '{"model.path": "x.gguf", "port": 8081}'``.
 """
 
 import importlib
@@ -32,9 +32,9 @@ def oracle(
     params: Mapping[str, Value] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> RealServer:
-    """llama-server on `model`; `params` sets any other attribute of ``common_params`` by its dotted name."""
+    """Start llama-server with `model`. `params` sets other attributes of ``common_params`` by their dotted names."""
     port = free_port()
-    chosen: dict[str, Value] = {
+    settings: dict[str, Value] = {
         "model.path": str(model),
         "hostnames": ["127.0.0.1"],
         "port": port,
@@ -43,20 +43,19 @@ def oracle(
         "cpuparams.n_threads": n_threads,
         "cpuparams_batch.n_threads": n_threads,
         "endpoint_metrics": True,
-        "fit_params": False,  # take the context as asked, whatever memory is free
+        "fit_params": False,  # do not reduce the context to the free memory
         **(params or {}),
     }
     if alias:
-        chosen["model_alias"] = [alias]
-    return RealServer(
-        [sys.executable, "-m", "tests.support.oracle", json.dumps(chosen)], port, environment, ends_with=-signal.SIGTERM
-    )
+        settings["model_alias"] = [alias]
+    command = [sys.executable, "-m", "tests.support.oracle", json.dumps(settings)]
+    return RealServer(command, port, environment, ends_with=-signal.SIGTERM)
 
 
-def _serve(chosen: Mapping[str, Any]) -> None:
-    xllamacpp = importlib.import_module("xllamacpp")  # 100 MB of native code, without types: only in the child
+def _serve(settings: Mapping[str, Any]) -> None:
+    xllamacpp = importlib.import_module("xllamacpp")  # 100 MB of native code, without types: only in this process
     params = xllamacpp.CommonParams()
-    for name, value in chosen.items():
+    for name, value in settings.items():
         *path, attribute = name.split(".")
         target = params
         for part in path:
@@ -73,10 +72,10 @@ def _serve(chosen: Mapping[str, Any]) -> None:
         elif attribute == "pooling_type":
             value = xllamacpp.llama_pooling_type(value)
         setattr(target, attribute, value)
-    server = xllamacpp.Server(params)  # loads the model, then listens on threads of its own
+    server = xllamacpp.Server(params)  # loads the model, then listens on its own threads
     print(f"listening on {server.listening_address}", flush=True)
-    sys.stdin.read()  # until the parent closes the pipe or dies
-    signal.raise_signal(signal.SIGTERM)  # ends as with the parent's signal, whichever comes first
+    sys.stdin.read()  # until the parent closes the pipe or exits
+    signal.raise_signal(signal.SIGTERM)  # the same end as by the parent's signal
 
 
 if __name__ == "__main__":

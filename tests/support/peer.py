@@ -1,12 +1,11 @@
-"""The peer: llama-server, compiled from the sources of the installed llama-cpp-python, on that one's libraries.
+"""Build llama-server ("the peer") from the sources of the installed llama-cpp-python, linked to its libraries.
 
-``python -m tests.support.peer [--folder DIR] [--sources ARCHIVE] [--jobs N]`` prints its path; `compare` builds it
-by itself.
+``python -m tests.support.peer [--folder DIR] [--sources ARCHIVE] [--jobs N]`` prints its path. `benchmarks.compare`
+builds it automatically.
 
-Whatever differs between it and Llamapool is then the server's doing: the sources come from the source distribution of
-the same version, and only `tools/server` is compiled (half a minute to four on two cores); libllama, ggml, mtmd and
-common are the very files that Llamapool loads. The web page is left out. It lies in the user's cache, one folder for
-each version and installation, so a checkout stays as it is and another one finds it.
+The peer uses the same libllama, ggml, mtmd and common files as Llamapool, so all differences are those of the servers.
+Only `tools/server` is compiled, without the web UI, from the source distribution of the same version; that takes 30 to
+240 s on two cores. The result is stored in the user's cache, in one folder per version and installation.
 """
 
 import argparse
@@ -29,7 +28,7 @@ SERVER = "llama-server"
 _LIBRARIES = ("llama-common", "mtmd", "llama", "ggml", "ggml-cpu", "ggml-base")
 _FLAGS = ("-std=gnu++17", "-O2", "-DNDEBUG", "-DLLAMA_SHARED", "-DGGML_SHARED", "-DLLAMA_SUBPROCESS", "-w")
 _INCLUDES = ("tools/server", "tools/mtmd", "common", "include", "ggml/include", "vendor", "src", "")
-_PAGE_H = """#pragma once
+_UI_H = """#pragma once
 #include <array>
 #include <cstddef>
 #include <string>
@@ -40,7 +39,7 @@ const llama_ui_asset * llama_ui_find_asset(const std::string & name);
 bool llama_ui_use_gzip();
 const std::array<llama_ui_asset, 0> & llama_ui_get_assets();
 """
-_PAGE_CPP = """#include "ui.h"
+_UI_CPP = """#include "ui.h"
 static const std::array<llama_ui_asset, 0> none{};
 const llama_ui_asset * llama_ui_find_asset(const std::string &) { return nullptr; }
 bool llama_ui_use_gzip() { return false; }
@@ -49,11 +48,11 @@ const std::array<llama_ui_asset, 0> & llama_ui_get_assets() { return none; }
 
 
 class PeerError(Exception):
-    """It could not be built; says at what."""
+    """The build failed. The message names the command and its output."""
 
 
 def installed_libraries() -> tuple[Path, ...]:
-    """The folders that hold what is linked: the one that Llamapool loads from first. Raises `PeerError`."""
+    """Return the folders of the linked libraries, first the one that Llamapool loads from. Raises `PeerError`."""
     site = Path(sysconfig.get_paths()["purelib"]).resolve()
     folders = (site / "llama_cpp" / "lib", site / "lib")
     for name in _LIBRARIES:
@@ -63,9 +62,9 @@ def installed_libraries() -> tuple[Path, ...]:
 
 
 def build(folder: Path | None = None, sources: Path | None = None, jobs: int = 0) -> Path:
-    """llama-server, compiled where it is not there yet. `sources`: the source distribution, else pip fetches it.
+    """Return the path of llama-server. Compiles it if it does not exist. Raises `PeerError`.
 
-    Raises `PeerError`.
+    ``sources`` is the path of the source distribution; without it, pip downloads one. ``jobs``: 0 = one per CPU.
     """
     libraries = installed_libraries()
     folder = folder or CACHE / f"{version(PACKAGE)}-{_fingerprint(libraries)}"
@@ -76,21 +75,23 @@ def build(folder: Path | None = None, sources: Path | None = None, jobs: int = 0
     objects.mkdir(parents=True, exist_ok=True)
     print(f"compiling {server}: some minutes, once", file=sys.stderr)
     tree = _unpacked(folder, sources, _INCLUDES)
-    (objects / "ui.h").write_text(_PAGE_H)
-    (objects / "ui.cpp").write_text(_PAGE_CPP)
+    (objects / "ui.h").write_text(_UI_H)
+    (objects / "ui.cpp").write_text(_UI_CPP)
     flags = [*_FLAGS, f"-I{objects}", *(f"-I{tree / include}" for include in _INCLUDES)]
     if _has_tls(libraries):
-        flags.append("-DCPPHTTPLIB_OPENSSL_SUPPORT")  # cpp-httplib is in libllama-common: its classes must look alike
+        flags.append("-DCPPHTTPLIB_OPENSSL_SUPPORT")  # libllama-common has cpp-httplib: same class layouts
     files = [*sorted((tree / "tools" / "server").glob("*.cpp")), objects / "ui.cpp"]
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as several:
-        compiled = list(several.map(lambda file: _compiled(file, objects, flags), files))
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as executor:
+        compiled = list(executor.map(lambda file: _compiled(file, objects, flags), files))
     _link(server, compiled, libraries)
     return server
 
 
 def rpc_backend(folder: Path | None = None, sources: Path | None = None) -> Path:
-    """ggml's RPC backend as a library that ``GGML_BACKEND_PATH`` can name, compiled where it is not there yet (ten
-    seconds): with ``rpc-server`` beside it a second device on a machine without any. Raises `PeerError`."""
+    """Return the path of ggml's RPC backend for ``GGML_BACKEND_PATH``. Compiles it in ten seconds if it does not exist.
+
+    With a running ``rpc-server``, it provides a device on a machine without GPUs. Raises `PeerError`.
+    """
     libraries = installed_libraries()
     folder = folder or CACHE / f"{version(PACKAGE)}-{_fingerprint(libraries)}"
     backend = folder / "libggml-rpc.so"
@@ -110,14 +111,14 @@ def rpc_backend(folder: Path | None = None, sources: Path | None = None) -> Path
 
 
 def llama_server(server: Path, model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> RealServer:
-    """It on `model`; it takes the context as asked, whatever memory is free."""
+    """Start `server` with `model`. It does not reduce its context to the free memory."""
     port = free_port()
     command = [str(server), "-m", str(model), "--host", "127.0.0.1", "--port", str(port), "--fit", "off", *flags]
     return RealServer(command, port, environment)
 
 
 def _fingerprint(libraries: tuple[Path, ...]) -> str:
-    """Of the installation: where it lies and when it was made."""
+    """Return a hash of the installation's path and time."""
     common = _library(libraries, "llama-common")
     return hashlib.sha256(f"{common} {common.stat().st_mtime_ns}".encode()).hexdigest()[:8]
 
@@ -131,7 +132,7 @@ def _has_tls(folders: tuple[Path, ...]) -> bool:
 
 
 def _unpacked(folder: Path, archive: Path | None, parts: Iterable[str]) -> Path:
-    """Return llama.cpp's tree from the source distribution, with `parts` of it, which are unpacked where one lacks."""
+    """Return the folder of llama.cpp's sources. Unpacks `parts` of the source distribution if one is missing."""
     name = f"llama_cpp_python-{version(PACKAGE)}"
     tree = folder / name / "vendor" / "llama.cpp"
     if all((tree / part).exists() for part in parts):
@@ -159,7 +160,7 @@ def _compiled(file: Path, objects: Path, flags: list[str]) -> Path:
 
 
 def _link(server: Path, compiled: list[Path], libraries: tuple[Path, ...]) -> None:
-    """RPATH, not RUNPATH: it holds for what the libraries need of each other, too."""
+    """Link with RPATH instead of RUNPATH, since it also applies to the dependencies of the libraries."""
     found = [word for folder in libraries for word in (f"-L{folder}", f"-Wl,-rpath,{folder}")]
     named = [f"-l{name}" for name in _LIBRARIES]
     part = server.with_suffix(".part")
@@ -178,12 +179,12 @@ def _run(command: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.peer", description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help=f"where it is built; a folder of its own in {CACHE} by default")
+    parser.add_argument("--folder", type=Path, help=f"where to build; by default a new folder in {CACHE}")
     parser.add_argument("--sources", type=Path, help=f"the source distribution of {PACKAGE}, instead of pip's")
-    parser.add_argument("--jobs", type=int, default=0, help="compilers at a time; 0 = one for each core")
-    chosen = parser.parse_args()
+    parser.add_argument("--jobs", type=int, default=0, help="number of parallel compilers; 0 = one per CPU")
+    options = parser.parse_args()
     try:
-        print(build(chosen.folder, chosen.sources, chosen.jobs))
+        print(build(options.folder, options.sources, options.jobs))
     except PeerError as error:
         raise SystemExit(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""Proofs about a pool: what it keeps of its models agrees. They look inside, because no interface shows leaks."""
+"""Check the invariants of a pool. The checks read private attributes, because no interface shows leaks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +13,7 @@ def check_pool(pool: Pool) -> None:
     _check_entries(entries, queue, pool.limits.models_max)
     taken = pool._scheduler.memory.taken()
     for device, limit in pool.budget.items():
-        assert taken.get(device, 0) <= limit, f"{taken[device]} bytes of {device} are promised, {limit} there are"
+        assert taken.get(device, 0) <= limit, f"{taken[device]} bytes of {device} are reserved, of {limit}"
 
 
 def _check_entries(entries: Sequence[Entry], queue: Mapping[str, float], models_max: int) -> None:
@@ -28,7 +28,7 @@ def _check_entries(entries: Sequence[Entry], queue: Mapping[str, float], models_
 
 
 def _check_status(entry: Entry) -> None:
-    status, under_way = entry.status, entry.task is not None and not entry.task.done()
+    status, has_task = entry.status, entry.task is not None and not entry.task.done()
     if entry.loaded is not None:
         assert entry.loaded.vacant.is_set() == (not entry.leases), f"{entry.id}: vacant does not match its leases"
     for lease in entry.leases:
@@ -40,13 +40,13 @@ def _check_status(entry: Entry) -> None:
     expected = (status is Status.LOADING, status is Status.DOWNLOADING, has_model, has_failed)
     assert facts == expected, f"{entry.id}: (load, download, loaded, failure) are {facts} while {status}"
     assert (entry.facts is not None) or status not in (Status.READY, Status.SLEEPING), f"{entry.id}: no facts"
-    assert status is Status.READY or not entry.giving_way, f"{entry.id}: gives way while {status}"
-    assert under_way or status is not Status.LOADING, f"{entry.id}: nobody loads it"
+    assert status is Status.READY or not entry.giving_way, f"{entry.id}: is being replaced while {status}"
+    assert has_task or status is not Status.LOADING, f"{entry.id}: loading without a task"
 
 
 def _check_waiters(entry: Entry, *, queued: bool) -> None:
     loading = entry.download is not None or (entry.load is not None and not entry.load.cancelled)
     waits = queued or loading or entry.n_replacing > 0
-    assert not queued or entry.wanted, f"{entry.id}: queued, and nobody wants it"
-    assert not entry.wanted or waits, f"{entry.id}: wanted, and nothing is done about it"
-    assert not (queued and entry.serving), f"{entry.id}: queued while it serves"
+    assert not queued or entry.wanted, f"{entry.id}: queued without waiters"
+    assert not entry.wanted or waits, f"{entry.id}: has waiters, but neither loads nor is queued"
+    assert not (queued and entry.serving), f"{entry.id}: queued while it serves requests"

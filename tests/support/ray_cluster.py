@@ -16,18 +16,18 @@ from tests.support.real_server import ROOT, STOP_S, RealServer, free_port
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what makes its own addresses 127.0.0.1, on Linux too
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray use 127.0.0.1, on Linux, too
     "RAY_AUTH_MODE": "token",
-    "RAY_agent_register_timeout_ms": "300000",  # on a machine that is busy
+    "RAY_agent_register_timeout_ms": "300000",  # for a busy machine
 }
 _OBJECT_STORE_BYTES = 80 << 20
 TRIES = 4
 
 
 class RayCluster(RealServer):
-    """As a `RealServer`; each of `applications` is behind its name, that of "" at the root, whose /health counts."""
+    """A `RealServer` with several applications. Each is served below its name, "" at the root, which has /health."""
 
-    ready_s = 600.0  # Ray starts a dozen processes, and each replica imports it
+    ready_s = 600.0  # Ray starts a dozen processes, and each replica imports Ray
 
     def __init__(self, applications: Mapping[str, Mapping[str, Any]]) -> None:
         port = free_port()
@@ -36,14 +36,14 @@ class RayCluster(RealServer):
         super().__init__(command, port, environment)
 
     def kill(self, replica: str, application: str = "") -> None:
-        """End its process, at once."""
+        """Kill the process of a replica."""
         stdin = self.process.stdin
         assert stdin is not None
         stdin.write(f"{_name(application)} {replica}\n".encode())
         stdin.flush()
 
     def _end(self) -> int:
-        """By the end of its input: Ray ends its processes itself."""
+        """Close standard input. Ray then stops its processes itself."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         try:
@@ -57,13 +57,13 @@ def _name(application: str) -> str:
 
 
 def start_ray() -> None:
-    """Its own processes have half a minute to start, which is not enough on a machine that is busy: then again."""
+    """Start Ray. Retries, as its processes must start within 30 s, which a busy machine may exceed."""
     import ray
 
     for n_left in reversed(range(TRIES)):
         try:
             ray.init(
-                num_cpus=8,  # what Ray counts, not what there is
+                num_cpus=8,  # only for Ray's accounting
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
             )
@@ -76,7 +76,7 @@ def start_ray() -> None:
 
 
 def main(port: int, applications: Mapping[str, dict[str, Any]]) -> None:
-    """Serve, kill what is asked for, end with the input."""
+    """Serve until standard input ends. Kill the replicas that its lines name."""
     import ray
     from ray import serve
     from ray.serve.config import HTTPOptions
@@ -84,7 +84,7 @@ def main(port: int, applications: Mapping[str, dict[str, Any]]) -> None:
     from llamapool.ray import build
 
     start_ray()
-    # The root last: when it is ready, all are.
+    # The root starts last: when it is ready, all are.
     serve.start(http_options=HTTPOptions(host="127.0.0.1", port=port))
     for name, arguments in sorted(applications.items(), reverse=True):
         serve.run(build(arguments), name=_name(name), route_prefix=f"/{name}")

@@ -1,6 +1,6 @@
-"""Real server processes for tests and benchmarks: started on a free loopback port, waited for, and always stopped.
+"""Start and stop real server processes on free loopback ports, for tests and benchmarks.
 
-A child process ends when its parent closes a pipe (`tests/support/oracle.py`). SIGTERM stops Llamapool.
+SIGTERM stops a server. The processes of `tests/support/oracle.py` also end when their parent closes a pipe.
 """
 
 import http.client
@@ -20,22 +20,22 @@ from types import TracebackType
 from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
-# Deadlines: they decide how long a failure takes, so they leave room for a machine that is slow or busy.
-REPLY_S = 120.0  # for the next bytes of a reply
+# Only failures wait until these deadlines, so they are long enough for a slow or busy machine.
+REPLY_S = 120.0  # until the next bytes of a reply
 STOP_S = 60.0  # a server that has not stopped by then is killed
 POLL_S = 0.05
 EXACT = ("-fa", "off", "-ctk", "f32", "-ctv", "f32")
-"""Flags for comparing texts: with keys and values of 16 bits, and with flash attention, logits differ by thousandths
-with what else is in a batch, where two tokens can be as near; without them, by less than a hundredth of that."""
-_GIVEN: set[int] = set()  # ports: a server that is still starting does not listen on its own yet
+"""Flags for comparing texts. With a KV cache of 16 bits and flash attention, the rest of a batch changes logits by
+thousandths, which can exceed the difference of two tokens. With these flags, the change is less than 1% of that."""
+_USED_PORTS: set[int] = set()  # includes those of servers that do not listen yet
 
 
 class ServerEndError(Exception):
-    """The process did not end as one that was told to: killed, by a signal of its own, or with a failure's status."""
+    """The process did not exit with the expected status after SIGTERM: it was killed, crashed or failed."""
 
 
 class ServerStartError(Exception):
-    """The process ended, or its deadline passed, before /health answered 200. The message carries its log."""
+    """The process exited or timed out before /health returned 200. The message contains its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ class RealServer:
     """A server process. Use it as a context manager; `request` uses HTTPS if it has ``tls``."""
 
     health = "/health"
-    tls: ssl.SSLContext | None = None  # for HTTPS: whom requests trust
+    tls: ssl.SSLContext | None = None  # for HTTPS: the trusted certificates
     ready_s = 180.0
     poll_s = POLL_S
 
     def __init__(
         self, command: Sequence[str], port: int, environment: Mapping[str, str] | None = None, *, ends_with: int = 0
     ) -> None:
-        """Start `command`, which will listen on `port` of 127.0.0.1; returns at once.
+        """Start `command`, which must listen on `port` of 127.0.0.1. Does not wait until it does.
 
-        ``ends_with`` is its exit status after SIGTERM, as `Popen.returncode` says it.
+        ``ends_with``: the expected exit status after SIGTERM, as in `Popen.returncode`.
         """
         self.ends_with = ends_with
         self.host = "127.0.0.1"
@@ -112,7 +112,7 @@ class RealServer:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = REPLY_S,
     ) -> Reply:
-        """One request on its own connection; `body` is sent as JSON, or as it is when it is bytes."""
+        """Send a request on a new connection. `body` is sent as JSON, or unchanged if it is bytes."""
         with self._sent(method, path, body, headers or {}, timeout_s) as response:
             names = {name.lower(): value for name, value in response.getheaders()}
             return Reply(response.status, names, response.read())
@@ -121,7 +121,7 @@ class RealServer:
     def _sent(
         self, method: str, path: str, body: object, headers: Mapping[str, str] = {}, timeout_s: float = REPLY_S
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request; leaving the block hangs up."""
+        """Send a request and yield the response. Closes the connection at the end of the block."""
         connection = self._connection(timeout_s)
         try:
             payload = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
@@ -131,19 +131,19 @@ class RealServer:
             connection.close()
 
     def get(self, path: str) -> Any:
-        """The JSON of a GET that must succeed."""
+        """Return the JSON of a GET request. Fails unless its status is 200."""
         reply = self.request("GET", path)
         assert reply.status == 200, reply
         return reply.json()
 
     def post(self, path: str, body: object) -> Any:
-        """The JSON of a POST that must succeed."""
+        """Return the JSON of a POST request. Fails unless its status is 200."""
         reply = self.request("POST", path, body)
         assert reply.status == 200, reply
         return reply.json()
 
     def events(self, path: str, body: object) -> list[str]:
-        """The ``data:`` of each server-sent event of a streamed POST, to its end."""
+        """Return the ``data:`` of each server-sent event of a streamed POST request."""
         reply = self.request("POST", path, body)
         assert reply.status == 200, reply
         blocks = reply.body.decode().replace("\r\n", "\n").split("\n\n")
@@ -152,7 +152,7 @@ class RealServer:
 
     @contextmanager
     def open_stream(self, path: str, body: Mapping[str, object]) -> Iterator[http.client.HTTPResponse]:
-        """A streamed POST whose first event has arrived; leaving the block hangs up."""
+        """Send a streamed POST request and yield after its first event. Closes the connection after the block."""
         with self._sent("POST", path, {**body, "stream": True}) as response:
             assert response.status == 200, response.read()
             with response:
@@ -160,7 +160,7 @@ class RealServer:
                 yield response
 
     def raw_chunks(self, path: str, body: object) -> list[bytes]:
-        """The HTTP chunks of a streamed POST, as the server framed them, without the last empty one."""
+        """Return the HTTP chunks of a streamed POST request, without the last empty one."""
         with self._sent("POST", path, body) as response:
             assert response.getheader("Transfer-Encoding") == "chunked", response.getheaders()
             framed = response.fp
@@ -174,7 +174,7 @@ class RealServer:
         return self.log.read_bytes()[-n_bytes:].decode(errors="replace")
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL after `STOP_S`. Raises `ServerEndError` where it did not end as it should."""
+        """Send SIGTERM, then SIGKILL after `STOP_S`. Raises `ServerEndError` for an unexpected exit status."""
         status = self._end()
         log = self.log_tail()
         self.log.unlink(missing_ok=True)
@@ -184,7 +184,7 @@ class RealServer:
     def _end(self) -> int:
         if self.process.stdin is not None:
             self.process.stdin.close()
-        self.process.terminate()  # nothing happens where it has ended
+        self.process.terminate()  # does nothing if it has exited
         try:
             return self.process.wait(STOP_S)
         except subprocess.TimeoutExpired:
@@ -207,30 +207,31 @@ class RealServer:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on right now, and that was not given before.
+    """Return a loopback port that is free and was not returned before.
 
-    Where several workers of pytest-xdist run, each has its own: what one was given may not be listened on yet.
+    Each worker of pytest-xdist has its own ports, since another one's port may be free until its server starts.
     """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     n_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    worker %= n_workers  # one that takes the place of one that died has the next number
+    worker %= n_workers  # a replacement for a crashed worker has a higher number
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        if port // 2 % n_workers == worker and port not in _GIVEN:  # Linux gives odd ones only, as long as it can
-            _GIVEN.add(port)
+        if port // 2 % n_workers == worker and port not in _USED_PORTS:  # Linux prefers odd ports
+            _USED_PORTS.add(port)
             return port
 
 
 def llamapool(model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> RealServer:
-    """``python -m server -m MODEL`` with `flags` in llama-server's own words."""
-    port = free_port()
-    command = [sys.executable, "-m", "server", "-m", str(model), "--host", "127.0.0.1", "--port", str(port)]
-    return RealServer([*command, *flags], port, environment)
+    """Start ``python -m server -m MODEL`` with `flags` of llama-server."""
+    return _llamapool("-m", str(model), "--host", "127.0.0.1", *flags, environment=environment)
 
 
 def llamapool_config(config: Path, *flags: str, environment: Mapping[str, str] | None = None) -> RealServer:
+    return _llamapool("--config", str(config), *flags, environment=environment)
+
+
+def _llamapool(*arguments: str, environment: Mapping[str, str] | None) -> RealServer:
     port = free_port()
-    command = [sys.executable, "-m", "server", "--config", str(config), "--port", str(port)]
-    return RealServer([*command, *flags], port, environment)
+    return RealServer([sys.executable, "-m", "server", *arguments, "--port", str(port)], port, environment)

@@ -1,4 +1,4 @@
-"""A real redis-server on a Unix socket in a temporary folder: started, killed, and started again."""
+"""A real redis-server on a Unix socket in a temporary folder. Tests can kill and restart it."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason=NO
 
 
 class RedisServer:
-    """The server of one test. What it has confirmed survives `kill`."""
+    """The redis-server of one test. Confirmed writes survive `kill`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -22,7 +22,7 @@ class RedisServer:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start it and return when it accepts connections."""
+        """Start the process and return when it accepts connections."""
         command = ["redis-server", "--port", "0", "--unixsocket", f"{self._folder}/redis.sock", "--save", ""]
         command += ["--appendonly", "yes", "--appendfsync", "always"]
         self._process = subprocess.Popen(
@@ -34,10 +34,10 @@ class RedisServer:
             lines.append(line)
             if "ready to accept connections" in line.lower():
                 return
-        raise AssertionError("redis-server has ended:\n" + "".join(lines))
+        raise AssertionError("redis-server has exited:\n" + "".join(lines))
 
     def kill(self) -> None:
-        """Kill it as the kernel would."""
+        """Kill the process with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

@@ -1,4 +1,4 @@
-"""Commands on a terminal: their streams are a pseudoterminal, so that they draw what people see."""
+"""Run commands on a pseudoterminal, so that they print what users see on a terminal."""
 
 import os
 import pty
@@ -13,11 +13,11 @@ from typing import Self
 from tests.support.real_server import ROOT
 
 ROWS, COLUMNS = 40, 120
-SHOWN_S = 180.0  # how long a failure takes
+TIMEOUT_S = 180.0
 
 
 class Terminal:
-    """A process on a terminal of its own. Use it as a context manager, which ends it."""
+    """A process on a new terminal. Use it as a context manager, which kills it at the end."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None, cwd: Path = ROOT) -> None:
         self._master, slave = pty.openpty()
@@ -36,7 +36,7 @@ class Terminal:
         while True:
             try:
                 data = os.read(self._master, 1 << 16)
-            except OSError:  # Linux: the last process that had it open has ended
+            except OSError:  # Linux: the last process that had it open has exited
                 data = b""
             with self._changed:
                 self._shown += data
@@ -47,22 +47,22 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """All that was written, with the carriage returns that draw a line anew."""
+        """The output so far, with the carriage returns that overwrite lines."""
         return self._shown.decode(errors="replace")
 
     def wait_for(self, text: str) -> None:
-        """Return once `text` was written; raises AssertionError where the process ends before, or never writes it."""
+        """Return when the output contains `text`. Raises AssertionError if it does not when the process exits."""
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or text in self.shown, SHOWN_S)
+            self._changed.wait_for(lambda: self._ended or text in self.shown, TIMEOUT_S)
         assert text in self.shown, self.shown[-4000:]
 
     def write(self, text: str) -> None:
         os.write(self._master, text.encode())
 
     def status(self) -> int:
-        """How it ended; waits for it."""
-        found = self.process.wait(SHOWN_S)
-        self._reader.join(SHOWN_S)
+        """Wait for the process and return its exit status."""
+        found = self.process.wait(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
         return found
 
     def __enter__(self) -> Self:
@@ -74,5 +74,5 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        self._reader.join(SHOWN_S)
+        self._reader.join(TIMEOUT_S)
         os.close(self._master)

@@ -1,4 +1,4 @@
-"""A function as clients of OpenAI's API describe it."""
+"""Tools as clients of OpenAI's API define them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,6 @@ from typing import Any
 def tool(
     name: str, properties: Mapping[str, Any], *, function: Mapping[str, Any] | None = None, **schema: Any
 ) -> dict[str, Any]:
-    """Return a tool whose `properties` are required; `function` and `schema` have further fields of their objects."""
+    """Return a tool with required `properties`. `function` and `schema` are further fields of these objects."""
     parameters = {"type": "object", "properties": properties, "required": [*properties], **schema}
     return {"type": "function", "function": {"name": name, **(function or {}), "parameters": parameters}}

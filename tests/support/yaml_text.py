@@ -1,4 +1,4 @@
-"""YAML that people read: what fits a line is on one line, texts have no line breaks, and no key is there twice."""
+"""Read and write YAML for people: a value that fits is on one line, and duplicate keys are errors."""
 
 import json
 from collections.abc import Iterator
@@ -11,18 +11,18 @@ WIDTH = 118
 
 
 class UniqueLoader(yaml.SafeLoader):
-    """PyYAML keeps the last of two equal keys: a second case of the same name would remove the first."""
+    """A loader that rejects duplicate keys. PyYAML would drop the first of two test cases with one name."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return the mapping. Raises ValueError for a key that is there twice."""
+        """Return the mapping. Raises ValueError for a duplicate key."""
         found = super().construct_mapping(node, deep)
         if len(found) < len(node.value):
-            raise ValueError(f"a key is there twice: {node.start_mark}")
+            raise ValueError(f"duplicate key: {node.start_mark}")
         return found
 
 
 def loaded(path: Path) -> Any:
-    """Return the value of a file."""
+    """Return the value of a YAML file."""
     return yaml.load(path.read_text(encoding="utf-8"), UniqueLoader)
 
 
@@ -32,7 +32,7 @@ def dumped(value: dict[str, Any]) -> str:
 
 
 def _lines(value: Any, indent: int, before: str) -> Iterator[str]:
-    """Yield the lines of `value` behind `before`, which are indented by `indent` if there are several."""
+    """Yield the lines of `value` after `before`, indented by `indent` if there are several."""
     if len(line := before + _flow(value)) <= WIDTH or not value or not isinstance(value, dict | list):
         yield line
         return

@@ -1,8 +1,8 @@
-"""Time that passes when a test says so."""
+"""A clock that tests step."""
 
 
 class Clock:
-    """In place of ``time.monotonic`` or ``time.time``; `now` is set."""
+    """Replaces ``time.monotonic`` or ``time.time``. Tests set `now`."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now

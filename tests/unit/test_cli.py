@@ -1,4 +1,4 @@
-"""The command line: help, check-config, generated files, and that mistakes are one line and status 2."""
+"""The command line: help, check-config, fit, generated files, listening sockets. A mistake is one line and status 2."""
 
 import asyncio
 import gc
@@ -34,6 +34,7 @@ from tests.support.ggufs import PLAIN, TinyModel, gguf_file, lora_file
 
 ROOT = Path(__file__).parents[2]
 CONFIG = str(ROOT / "config" / "default.yaml")
+SCHEMA = json.loads((ROOT / "config" / "schema.json").read_text(encoding="utf-8"))
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -52,16 +53,16 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("word", ["-h", "--help", "--usage"])
-def test_help_groups_every_flag(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([word]) == 0
-    page = capsys.readouterr().out
+@pytest.mark.parametrize("flag", ["-h", "--help", "--usage"])
+def test_help_lists_every_flag_in_its_group(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([flag]) == 0
+    printed = capsys.readouterr().out
     for group in ("General:", "Model:", "Context and memory:", "Sampling defaults:", "Server:", "Logging:"):
-        assert group in page
-    assert [flag for flag in TABLE.by_flag if flag not in page] == []
+        assert group in printed
+    assert [each for each in TABLE.by_flag if each not in printed] == []
 
 
-def test_the_cache_is_listed(
+def test_cache_list_names_the_empty_cache_folder(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
@@ -69,15 +70,15 @@ def test_the_cache_is_listed(
     assert f"no models in {tmp_path}" in capsys.readouterr().err
 
 
-def test_bash_completes_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_completion_script_completes_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--completion-bash"]) == 0
-    script = capsys.readouterr().out
-    asked = script + 'COMP_WORDS=(llamapool --ctx-s); COMP_CWORD=1; _llamapool; echo "${COMPREPLY[@]}"'
-    said = subprocess.run(["bash", "-c", asked], check=True, capture_output=True, text=True).stdout
-    assert said == "--ctx-size\n"
+    complete = 'COMP_WORDS=(llamapool --ctx-s); COMP_CWORD=1; _llamapool; echo "${COMPREPLY[@]}"'
+    script = capsys.readouterr().out + complete
+    completed = subprocess.run(["bash", "-c", script], check=True, capture_output=True, text=True).stdout
+    assert completed == "--ctx-size\n"
 
 
-def test_a_port_may_be_shared() -> None:
+def test_reuse_port_lets_two_servers_share_a_port() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -91,7 +92,7 @@ def test_a_port_may_be_shared() -> None:
         listener.close()
 
 
-def test_bench_has_a_command_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_parses_its_own_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list"]) == 0
     assert "share 700 words" in capsys.readouterr().out
 
@@ -120,7 +121,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("llamapool ")
 
 
-def test_check_config_prints_what_it_comes_to_with_keys_masked(
+def test_check_config_prints_the_merged_settings_with_keys_masked(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "pool.yaml"
@@ -128,20 +129,20 @@ def test_check_config_prints_what_it_comes_to_with_keys_masked(
     monkeypatch.setenv("LLAMAPOOL_MODELS__A__SEED", "9")
     assert main(["check-config", str(config), "--port", "99"]) == 0
     printed = capsys.readouterr().out
-    found = yaml.safe_load(printed)
     assert "hidden" not in printed
+    found = yaml.safe_load(printed)
     assert found["server"]["api_keys"] == ["****"]
     assert found["server"]["port"] == 99
     assert (found["models"]["a"]["path"], found["models"]["a"]["n_ctx"]) == (str(model.resolve()), 5)
     assert found["models"]["a"]["seed"] == 9
-    assert set(found["server"]) == {"api_keys", "port"}, "what nobody has set is not in the way"
+    assert set(found["server"]) == {"api_keys", "port"}, "defaults are omitted"
 
 
-def test_check_config_masks_what_addresses_hold_of_passwords_and_tokens(tmp_path: Path) -> None:
+def test_check_config_masks_passwords_and_tokens_in_urls(tmp_path: Path) -> None:
     config = tmp_path / "pool.yaml"
     model = {
         "model_url": "https://alice:hidden@models.example/o/m.gguf?token=hidden&download=hidden",
-        "mmproj_url": "https://models.example/eyes.gguf?hidden",
+        "mmproj_url": "https://models.example/mmproj.gguf?hidden",
         "chat_template": "see https://a:b@c/?d=e",
     }
     mcp = {
@@ -157,12 +158,12 @@ def test_check_config_masks_what_addresses_hold_of_passwords_and_tokens(tmp_path
     assert found["server"]["slot_save_path"] == "sftp://****@store/slots"
     assert found["server"]["mcp_servers"]["files"] == {"command": "mcp-files", "env": {"TOKEN": "****"}}
     assert found["models"]["a"]["model_url"] == "https://****@models.example/o/m.gguf?token=****&download=****"
-    assert found["models"]["a"]["mmproj_url"] == "https://models.example/eyes.gguf?****"
-    assert found["models"]["a"]["chat_template"] == model["chat_template"], "it is no address"
+    assert found["models"]["a"]["mmproj_url"] == "https://models.example/mmproj.gguf?****"
+    assert found["models"]["a"]["chat_template"] == model["chat_template"], "not a URL"
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["check-config"], "check-config needs a file"),
         (["check-config", "no.yaml"], "no.yaml: no such file"),
@@ -173,10 +174,10 @@ def test_check_config_masks_what_addresses_hold_of_passwords_and_tokens(tmp_path
         (["fit", "none", "--config", CONFIG], "'none' is neither a GGUF file nor a configured model; known: demo, "),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(
-    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+def test_mistakes_in_arguments_exit_with_one_line_and_status_2(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words) == 2
+    assert main(arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith(f"llamapool: {expected}")
@@ -184,7 +185,7 @@ def test_a_mistake_is_one_line_and_status_2(
 
 
 @pytest.mark.slow
-def test_python_m_server_ends_with_one_line_and_status_2() -> None:
+def test_python_m_server_exits_with_one_line_and_status_2() -> None:
     command = [sys.executable, "-m", "server", "--port", "x", "-m", "y.gguf"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout) == (2, "")
@@ -193,10 +194,10 @@ def test_python_m_server_ends_with_one_line_and_status_2() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_serve_ends_cleanly_on_a_signal(
+def test_serve_shuts_down_cleanly_on_a_signal(
     number: signal.Signals, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over an application that asks for the signal itself, once it has started."""
+    """The fake application raises the signal itself after its startup."""
 
     async def application(scope: dict[str, Any], receive: Receive, send: Send) -> None:
         await receive()
@@ -212,7 +213,7 @@ def test_serve_ends_cleanly_on_a_signal(
     try:
         assert main(["-m", str(model), "--host", str(path)]) == 0
         assert gc.isenabled()
-        assert gc.get_freeze_count() > 0  # the application is not searched for garbage
+        assert gc.get_freeze_count() > 0  # the garbage collector skips the application's objects
     finally:
         gc.unfreeze()
         for name, handler in before.items():
@@ -226,24 +227,18 @@ def test_generated_files_are_up_to_date(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
-def test_the_shipped_configurations_follow_the_schema_and_load(path: Path) -> None:
-    schema = json.loads((ROOT / "config" / "schema.json").read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), schema)
+def test_shipped_configurations_match_the_schema_and_load(path: Path) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(yaml.safe_load(path.read_text(encoding="utf-8")), SCHEMA)
     assert load_settings([], {}, path).models
 
 
-def test_the_schema_refuses_what_the_reader_refuses() -> None:
-    schema = json.loads((ROOT / "config" / "schema.json").read_text(encoding="utf-8"))
-    refused: list[Any] = [
-        {"servr": {}},
-        {"server": {"port": 70000}},
-        {"models": {"a": {}}},
-        {"defaults": {"path": "x"}},
-    ]
-    for wrong in refused:
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, schema)
+@pytest.mark.parametrize(
+    "config", [{"servr": {}}, {"server": {"port": 70000}}, {"models": {"a": {}}}, {"defaults": {"path": "x"}}]
+)
+def test_schema_rejects_invalid_configurations(config: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(config, SCHEMA)
 
 
 numbers = st.integers(1, 255)
@@ -251,7 +246,7 @@ numbers = st.integers(1, 255)
 
 @examples(deadline=None, max_examples=60)
 @given(port=numbers, n_ctx=numbers, bias=st.floats(-9, 9), breaker=st.text(min_size=1).filter(lambda x: x != "none"))
-def test_what_check_config_prints_gives_the_same_settings(
+def test_check_config_output_loads_as_the_same_settings(
     port: int, n_ctx: int, bias: float, breaker: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("p")
@@ -267,7 +262,7 @@ def test_what_check_config_prints_gives_the_same_settings(
 
 
 @pytest.mark.slow
-def test_who_reads_what_is_printed_may_leave() -> None:
+def test_help_succeeds_when_the_reader_of_the_pipe_has_closed_it() -> None:
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "server", "--help"]
@@ -280,7 +275,7 @@ def test_who_reads_what_is_printed_may_leave() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_server_that_ends_by_a_broken_pipe_has_failed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_reports_a_broken_pipe_of_the_server_as_a_failure(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def end(*_: object) -> bool:
         raise BrokenPipeError
 
@@ -291,14 +286,14 @@ def test_a_server_that_ends_by_a_broken_pipe_has_failed(model: Path, monkeypatch
 
 
 def test_an_interrupted_command_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(words: list[str]) -> int:
+    def interrupted(arguments: list[str]) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setitem(COMMANDS, "fit", interrupted)
     assert main(["fit"]) == 130
 
 
-def test_sockets_of_several_hosts(tmp_path: Path) -> None:
+def test_listeners_report_the_url_of_each_host_and_remove_unix_sockets(tmp_path: Path) -> None:
     path = tmp_path / "pool.sock"
     first, second = open_listeners(ServerSettings(host=("127.0.0.1", str(path)), port=0, api_prefix="/llm"))
     assert re.fullmatch(r"http://127\.0\.0\.1:[1-9]\d*/llm", first.url)
@@ -308,7 +303,7 @@ def test_sockets_of_several_hosts(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_unix_socket_that_is_stale_is_replaced_and_one_in_use_is_not(tmp_path: Path) -> None:
+def test_stale_unix_sockets_are_replaced_and_those_in_use_are_not(tmp_path: Path) -> None:
     path = tmp_path / "pool.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -320,7 +315,7 @@ def test_a_unix_socket_that_is_stale_is_replaced_and_one_in_use_is_not(tmp_path:
     listener.close()
 
 
-def test_hosts_that_cannot_be_used(tmp_path: Path) -> None:
+def test_invalid_and_foreign_hosts_raise_config_errors(tmp_path: Path) -> None:
     for host in ("a..b", "a" * 64, f"{tmp_path}/{'a' * 108}.sock"):
         with pytest.raises(ConfigError, match="too long"):
             open_listeners(ServerSettings(host=(host,)))
@@ -330,14 +325,14 @@ def test_hosts_that_cannot_be_used(tmp_path: Path) -> None:
         open_listeners(ServerSettings(host=("127.0.0.1", "127.0.0.2"), port=0))
 
 
-def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+def test_invalid_and_missing_certificates_name_both_options(tmp_path: Path) -> None:
     (tmp_path / "k").write_text("no key")
     for name in ("k", "missing"):
         with pytest.raises(ConfigError, match=r"server.ssl_cert_file, server.ssl_key_file: .* check these files"):
             check_certificate(ServerSettings(ssl_key_file=tmp_path / name, ssl_cert_file=tmp_path / name))
 
 
-def test_a_log_file_that_cannot_be_opened_is_one_line(
+def test_unwritable_log_files_name_their_option(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for flag, name in (("--log-file", "log_file"), ("--audit-log", "audit_log")):
@@ -345,27 +340,26 @@ def test_a_log_file_that_cannot_be_opened_is_one_line(
         assert f"server.{name}: {tmp_path}" in capsys.readouterr().err
 
 
-def test_fit_prints_what_a_model_takes_without_loading_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_prints_the_memory_use_of_a_file_and_of_a_configured_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", str(ROOT / "models" / "demo.gguf"), "-np", "1", "-c", "512"]) == 0
-    shown = capsys.readouterr().out
-    assert "512 tokens of context for 1 slot\n" in shown
-    assert "other contexts" in shown
+    printed = capsys.readouterr().out
+    assert "512 tokens of context for 1 slot\n" in printed
+    assert "other contexts" in printed
     assert main(["fit", "demo", "--config", CONFIG]) == 0
     assert capsys.readouterr().out.startswith("demo: ")
 
 
-def test_fit_and_check_config_keep_to_the_memory_that_models_may_take(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_fit_and_check_config_respect_the_memory_limit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     demo = ROOT / "models" / "demo.gguf"
     command = ["fit", str(demo), "-np", "1", "--fit-ctx", "256"]
     assert main(command) == 0
-    together = float(re.findall(r"([\d.]+) MiB", capsys.readouterr().out.partition("models may take\n")[2])[3])
-    assert main([*command, "--memory", f"CPU={int(together) - 1}MiB"]) == 0
-    shown = capsys.readouterr().out
-    assert "tokens instead of" in shown
-    assert "does not fit" in shown.partition("other contexts")[2]
-    assert shown.partition("models may take\n")[2].splitlines()[0].endswith(f" {int(together) - 1}.0 MiB")
+    total_mib = float(re.findall(r"([\d.]+) MiB", capsys.readouterr().out.partition("models may take\n")[2])[3])
+    limit_mib = int(total_mib) - 1
+    assert main([*command, "--memory", f"CPU={limit_mib}MiB"]) == 0
+    printed = capsys.readouterr().out
+    assert "tokens instead of" in printed
+    assert "does not fit" in printed.partition("other contexts")[2]
+    assert printed.partition("models may take\n")[2].splitlines()[0].endswith(f" {limit_mib}.0 MiB")
     assert main(["fit", str(demo), "-np", "1", "--memory", "CPU=1MiB"]) == 1
     assert "1.0 MiB are left for it" in capsys.readouterr().out
     config = tmp_path / "config.yaml"
@@ -374,14 +368,14 @@ def test_fit_and_check_config_keep_to_the_memory_that_models_may_take(
     assert "1.0 MiB are left for it" in capsys.readouterr().out
 
 
-def test_check_config_prints_what_models_take_as_comments(
+def test_check_config_prints_memory_use_as_yaml_comments(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "config.yaml"
     demo = ROOT / "models" / "demo.gguf"
     config.write_text(f"models: {{a: {{path: {demo}}}, b: {{path: {model}}}}}")
     assert main(["check-config", str(config)]) == 0
-    shown = capsys.readouterr().out
-    assert set(yaml.safe_load(shown)["models"]) == {"a", "b"}
-    assert "# a: " in shown
-    assert "#   can't be loaded: " in shown
+    printed = capsys.readouterr().out
+    assert set(yaml.safe_load(printed)["models"]) == {"a", "b"}
+    assert "# a: " in printed
+    assert "#   can't be loaded: " in printed

@@ -1,11 +1,11 @@
-"""What `make conformance` says of a run. `test_docs` checks its lists."""
+"""How `make conformance` compares a run with its baseline. `test_docs` checks its lists of known failures."""
 
 from typing import Any
 
 from tests.conformance.run import compare
 
 
-def test_a_test_that_did_not_run_is_a_failure() -> None:
+def test_missing_tests_fail_a_complete_run_but_not_a_partial_one() -> None:
     baseline = {f"unit/test_basic.py::test_{name}": {"outcome": "passed"} for name in "ab"}
     known: dict[str, Any] = {"on_purpose": {}, "not_there_yet": {}}
     for part in (False, True):

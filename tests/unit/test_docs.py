@@ -1,11 +1,11 @@
-"""Documents: code is of its language, links and names lead somewhere, docs/troubleshooting.md has what is logged."""
+"""The documentation: code blocks parse, links and names exist, docs/troubleshooting.md lists errors and warnings."""
 
 import ast
 import json
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,9 +21,10 @@ PAGES = sorted(
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md"))
     if not {".venv", "build"} & set(path.relative_to(ROOT).parts)
 )
-_OF_MODELS = ("tool-formats.md",)  # has what models write
+_MODEL_OUTPUT = ("tool-formats.md",)  # its blocks are model output, not valid JSON
 _FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def _blocks(page: Path, *languages: str) -> Iterator[str]:
@@ -32,12 +33,12 @@ def _blocks(page: Path, *languages: str) -> Iterator[str]:
             yield match[2]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_blocks_are_of_their_language(page: Path) -> None:
+@each_page
+def test_code_blocks_parse_in_their_language(page: Path) -> None:
     for code in _blocks(page, "python"):
         ast.parse(code)
-    for code in _blocks(page, "json") if page.name not in _OF_MODELS else ():
-        json.loads("\n".join(line for line in code.splitlines() if not line.startswith("//")))  # says which file it is
+    for code in _blocks(page, "json") if page.name not in _MODEL_OUTPUT else ():
+        json.loads("\n".join(line for line in code.splitlines() if not line.startswith("//")))  # // names the file
     for code in _blocks(page, "yaml"):
         list(yaml.safe_load_all(code))
     for code in _blocks(page, "sh", "bash"):
@@ -45,25 +46,23 @@ def test_blocks_are_of_their_language(page: Path) -> None:
         assert done.returncode == 0, f"{code}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+@each_page
+def test_relative_links_exist(page: Path) -> None:
     text = _FENCE.sub("", page.read_text())
     targets = [target for target in _LINK.findall(text) if not re.match(r"[a-z]+:", target)]
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in PAGES if page.name != "CHANGELOG.md"],  # which tells of what was
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
-def test_files_of_ours_that_a_page_names_are_there(page: Path) -> None:
+@each_page
+def test_files_named_by_a_page_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # names files of earlier versions
     text = re.sub(r"`git show [^`]+`", "", _FENCE.sub("", page.read_text()))
     named = re.findall(r"`((?:server|tests|benchmarks|llamapool|extras|deploy)/[\w./-]+\.\w+)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_every_name_in_the_architecture_is_in_the_code() -> None:
+def test_names_in_the_architecture_exist_in_the_code() -> None:
     modules = [*(ROOT / "server").rglob("*.py"), *(ROOT / "llamapool").rglob("*.py")]
     words = set(re.findall(r"\w+", "".join(path.read_text() for path in modules)))
     places = [f"/{path.relative_to(ROOT)}#" for path in modules]
@@ -76,7 +75,7 @@ def test_every_name_in_the_architecture_is_in_the_code() -> None:
     assert [name for name in named if name not in paths and name.rpartition(".")[2] not in words] == []
 
 
-def test_the_architecture_lists_packages_in_the_order_of_their_layers() -> None:
+def test_architecture_lists_packages_in_the_order_of_their_layers() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = [set(layer.split(" | ")) for layer in contracts[0]["layers"]]
     section = (ROOT / "docs/architecture.md").read_text().partition("\n## Packages\n")[2].partition("\n## ")[0]
@@ -87,15 +86,15 @@ def test_the_architecture_lists_packages_in_the_order_of_their_layers() -> None:
     assert set(listed) == set().union(*layers) - {"__main__"}
 
 
-def test_the_site_lists_every_page() -> None:
-    """`make docs` fails for a name in mkdocs.yml that leads nowhere, and for a page that is not in it."""
+def test_mkdocs_navigation_lists_every_page() -> None:
+    """Otherwise `make docs` fails."""
     listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2])
     outside = re.findall(r'\.md": "([\w-]+\.md)"', (ROOT / "extras/docs/outside.py").read_text())
     pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.is_relative_to(ROOT / "docs")]
     assert sorted(listed) == sorted([*pages, *outside])
 
 
-def test_every_cell_of_the_comparison_has_a_command_or_a_source() -> None:
+def test_each_cell_of_the_comparison_has_a_command_or_a_source() -> None:
     page = (ROOT / "docs/comparison.md").read_text()
     sources = set(re.findall(r"^- (\[[a-z]\]) ", page, re.MULTILINE))
     rows = [
@@ -110,8 +109,8 @@ def test_every_cell_of_the_comparison_has_a_command_or_a_source() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/llama-server.md", "tests/conformance/README.md"])
-def test_the_figures_of_llama_cpps_suite_are_those_that_its_run_checks(page: str) -> None:
-    """`make conformance` fails where another test than those of known.json fails, or one of them passes."""
+def test_published_conformance_counts_match_the_list_of_known_failures(page: str) -> None:
+    """`make conformance` checks the list: it fails if any other test fails or a listed one passes."""
     folder = ROOT / "tests" / "conformance"
     known = json.loads((folder / "known.json").read_text())
     baseline = json.loads((folder / "baseline.json").read_text())["tests"]
@@ -125,28 +124,24 @@ def test_the_figures_of_llama_cpps_suite_are_those_that_its_run_checks(page: str
     assert (int(found[1]), int(found[2])) == (len(counted), len(counted) - len(failing))
 
 
-def test_the_changes_to_look_at_are_in_the_history() -> None:
-    """Each ``git show HASH -- PATHS`` shows something; a clone without the history, or not all of it, can't tell."""
+def test_example_commits_in_contributing_exist_and_change_the_named_paths() -> None:
+    def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(ROOT), *arguments], text=True, capture_output=True, check=False)
 
-    def git(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["git", "-C", str(ROOT), *words], text=True, capture_output=True, check=False)
-
-    shown = re.findall(r"`git show ([0-9a-f]{7,}) -- ([^`]+)`", (ROOT / "docs/CONTRIBUTING.md").read_text())
-    assert len(shown) >= 4
+    examples = re.findall(r"`git show ([0-9a-f]{7,}) -- ([^`]+)`", (ROOT / "docs/CONTRIBUTING.md").read_text())
+    assert len(examples) >= 4
     if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
         pytest.skip("no clone with the whole history")
-    known = [
-        (commit, paths) for commit, paths in shown if git("cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
-    ]
-    if not known:
-        pytest.skip("a history of its own")
-    assert known == shown
+    existing = [each for each in examples if git("cat-file", "-e", f"{each[0]}^{{commit}}").returncode == 0]
+    if not existing:
+        pytest.skip("the clone has another history")
+    assert existing == examples
     assert [
-        commit for commit, paths in shown if not git("show", "--format=", commit, "--", *paths.split()).stdout
+        commit for commit, paths in examples if not git("show", "--format=", commit, "--", *paths.split()).stdout
     ] == []
 
 
-PAGE = ROOT / "docs" / "troubleshooting.md"
+ERRORS, LOG_MESSAGES = "Errors of options, models and downloads", "Log messages"
 _LEVELS = ("log", "warning", "error", "critical", "exception")
 _BUG = ("please report it", "Report it", "Report what follows")
 _ERRORS = frozenset(
@@ -166,7 +161,7 @@ _MIN_WORDS = 3
 
 @cache
 def calls() -> list[tuple[str, ast.Call]]:
-    """Return the calls of loggers and of raised errors, with their places."""
+    """Return method calls and constructor calls of raised errors, with their places."""
     found = []
     for path in sorted((ROOT / "server").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -187,7 +182,7 @@ def logged() -> Iterator[tuple[str, str]]:
 
 
 def raised() -> Iterator[tuple[str, str]]:
-    """Yield the message of each raised error of `_ERRORS`, with its place; a value is …."""
+    """Yield the message of each raised error of `_ERRORS`, with its place and … for each value."""
     for place, call in calls():
         for argument in call.args if isinstance(call.func, ast.Name) and call.func.id in _ERRORS else ():
             if isinstance(argument, ast.JoinedStr):
@@ -199,7 +194,8 @@ def raised() -> Iterator[tuple[str, str]]:
 
 def entries(heading: str) -> list[str]:
     """Return the messages that the section's table quotes in backticks, with … for values."""
-    section = PAGE.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    section = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     return [quoted for cell in cells for quoted in re.findall(r"`([^`]+)`", cell)]
 
@@ -212,41 +208,37 @@ def words(text: str) -> int:
     return len(re.findall(r"[A-Za-z]{2,}", _VALUE.sub(" ", text)))
 
 
-def test_every_error_has_a_remedy_or_an_entry() -> None:
-    found = re.compile("|".join(map(pattern, entries("Errors of options, models and downloads"))))
+def test_each_error_names_a_remedy_or_is_in_troubleshooting() -> None:
+    found = re.compile("|".join(map(pattern, entries(ERRORS))))
     messages = [(place, text) for place, text in raised() if words(text) >= _MIN_WORDS]
     assert len(messages) > 150
     assert [(place, text) for place, text in messages if not _REMEDY.search(text) and not found.search(text)] == []
 
 
-def test_every_entry_of_an_error_is_an_error() -> None:
-    texts = "\n".join(text for _, text in raised())
-    quoted = entries("Errors of options, models and downloads")
-    assert [entry for entry in quoted if not re.search(pattern(entry), texts)] == []
-
-
-def test_every_message_has_an_entry() -> None:
-    found = re.compile("|".join(map(pattern, entries("Log messages"))))
+def test_each_log_message_is_in_troubleshooting() -> None:
+    found = re.compile("|".join(map(pattern, entries(LOG_MESSAGES))))
     messages = [(place, text) for place, text in logged() if not any(bug in text for bug in _BUG)]
     assert len(messages) > 50
     missing = [f"{place}: {text}" for place, text in messages if words(text) >= _MIN_WORDS and not found.search(text)]
     assert missing == []
 
 
-def test_every_entry_is_a_message() -> None:
-    """An entry whose message is gone is deleted."""
-    texts = "\n".join(text for _, text in logged())
-    assert [entry for entry in entries("Log messages") if not re.search(pattern(entry), texts)] == []
+@pytest.mark.parametrize(("heading", "messages"), [(ERRORS, raised), (LOG_MESSAGES, logged)])
+def test_each_message_in_troubleshooting_exists(
+    heading: str, messages: Callable[[], Iterator[tuple[str, str]]]
+) -> None:
+    texts = "\n".join(text for _, text in messages())
+    assert [entry for entry in entries(heading) if not re.search(pattern(entry), texts)] == []
 
 
-def test_each_field_of_the_log_is_described() -> None:
+def test_each_field_of_a_request_log_line_is_documented() -> None:
     usage = ModelUse("demo", n_draft=1, slots=[0], reasons=["eos"], retried=True)
     record = Record("1", "POST", "/", key="ada", route="/", status=200, error="", usage=usage)
     page = (ROOT / "docs/metrics.md").read_text()
     assert [name for name in record.fields() if f"`{name}`" not in page] == []
 
 
-def test_the_web_ui_and_the_documentation_name_every_state_of_requests() -> None:
+def test_web_ui_and_documentation_name_every_request_state() -> None:
     texts = (ROOT / "server/web/static/app/lib/texts.js").read_text()
     assert set(re.findall(r"^outcome_(\w+):", texts, re.MULTILINE)) == {*State} - {State.CUT_OFF}
     documented = (ROOT / "docs/metrics.md").read_text()

@@ -1,4 +1,4 @@
-"""``llamapool fit`` and the first screen, over a loader that makes sizes up."""
+"""``llamapool fit`` and the startup banner, with a fake loader that invents sizes."""
 
 import asyncio
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ SPEC = ModelSpec("demo", Path("demo.gguf"))
 MEMORY = {HOST: Memory(16 * GIB, 8 * GIB), "CUDA0": Memory(8 * GIB, 6 * GIB)}
 
 
-class Sized(FakeLoader):
-    """1 MiB a token; half of what a model takes is on a device."""
+class SizedLoader(FakeLoader):
+    """A loader whose models take 1 GiB for weights and 1 MiB per token of context, both on the CPU and on CUDA0."""
 
     def memory(self) -> Mapping[str, Memory]:
         return MEMORY
@@ -38,8 +38,8 @@ class Sized(FakeLoader):
         return Fit(replace(spec, native=replace(spec.native, n_ctx=n_ctx)), found, ("context of 2048 tokens",))
 
 
-def test_a_table_says_what_a_model_takes_and_what_else_would_fit() -> None:
-    lines, fits = fit_table(Sized(), SPEC, Budget())
+def test_fit_table_shows_memory_use_and_other_contexts() -> None:
+    lines, fits = fit_table(SizedLoader(), SPEC, Budget())
     assert fits
     assert lines == [
         "demo: demo.gguf",
@@ -53,8 +53,8 @@ def test_a_table_says_what_a_model_takes_and_what_else_would_fit() -> None:
     ]
 
 
-def test_a_table_keeps_to_the_budget() -> None:
-    lines, fits = fit_table(Sized(), SPEC, read_budget("CPU=2GiB,CUDA0=100%"))
+def test_fit_table_respects_the_memory_budget() -> None:
+    lines, fits = fit_table(SizedLoader(), SPEC, read_budget("CPU=2GiB,CUDA0=100%"))
     assert fits
     assert lines[1].startswith("  1024 tokens")
     assert lines[4:6] == [
@@ -62,17 +62,17 @@ def test_a_table_keeps_to_the_budget() -> None:
         "    CUDA0  1.0 GiB  1.0 GiB  512.0 MiB   2.5 GiB  6.0 GiB          8.0 GiB",
     ]
     assert lines[-1] == "    4096  5.0 GiB of CPU, 5.5 GiB of CUDA0  does not fit"
-    assert not fit_table(Sized(), SPEC, read_budget("1100MiB"))[1]
+    assert not fit_table(SizedLoader(), SPEC, read_budget("1100MiB"))[1]
 
 
-def test_a_table_says_what_does_not_fit() -> None:
-    lines, fits = fit_table(Sized(), replace(SPEC, native=LoadParams(n_ctx=9999, n_parallel=2)), Budget())
+def test_fit_table_reports_a_model_that_does_not_fit() -> None:
+    lines, fits = fit_table(SizedLoader(), replace(SPEC, native=LoadParams(n_ctx=9999, n_parallel=2)), Budget())
     assert not fits
     assert lines[1] == "  can't be loaded: too large"
     assert lines[-1] == "    8192  9.0 GiB of CPU, 9.5 GiB of CUDA0  does not fit"
 
 
-def test_nothing_is_made_up_where_sizes_can_not_be_told() -> None:
+def test_fit_table_reports_that_memory_cannot_be_measured() -> None:
     lines, fits = fit_table(FakeLoader(), SPEC, Budget())
     assert fits
     assert lines[-1] == "  its memory cannot be measured on this system"
@@ -92,13 +92,13 @@ def facts(**info: Any) -> ModelFacts:
     return ModelFacts(ModelInfo(**info), template, 2048, 4, 0.0, footprint, fit)
 
 
-def screen(*states: ModelState, at: str = "http://a", keys: bool = False, page: bool = True) -> list[str]:
+def banner(*states: ModelState, at: str = "http://a", keys: bool = False, page: bool = True) -> list[str]:
     memory, budget = (MEMORY, {"CUDA0": 5 * GIB}) if len(states) > 1 else ({}, {})
     return banner_lines(states, memory, budget, [at] if at else [], has_keys=keys, has_page=page)
 
 
-def test_the_first_screen_says_what_was_chosen_and_what_to_try() -> None:
-    lines = screen(state("late", Status.UNLOADED), state("demo", Status.READY, facts()), at="http://127.0.0.1:8080")
+def test_banner_shows_models_memory_urls_and_an_example_request() -> None:
+    lines = banner(state("late", Status.UNLOADED), state("demo", Status.READY, facts()), at="http://127.0.0.1:8080")
     assert lines[0].startswith("Llamapool ")
     assert lines[0].endswith(" at http://127.0.0.1:8080")
     assert lines[1:] == [
@@ -114,8 +114,8 @@ def test_the_first_screen_says_what_was_chosen_and_what_to_try() -> None:
     ]
 
 
-async def test_the_first_screen_is_not_for_a_server_that_stops() -> None:
-    """Its loads end since they are cancelled. The pool is asked for nothing more."""
+async def test_banner_is_not_shown_while_the_server_stops() -> None:
+    """The fake pool has no `memory`, so that reading it for the banner fails."""
     pool: Any = SimpleNamespace(starting=False, subscribe=nullcontext)
     draining = asyncio.Event()
     with pytest.raises(AttributeError, match="memory"):
@@ -124,12 +124,12 @@ async def test_the_first_screen_is_not_for_a_server_that_stops() -> None:
     await show_banner(pool, ["http://a"], draining, has_keys=False, has_page=True)
 
 
-def test_the_first_screen_knows_keys_sockets_and_many_models() -> None:
-    lines = screen(state("late", Status.UNLOADED), at="http+unix:///run/pool.sock", keys=True, page=False)
+def test_banner_handles_api_keys_unix_sockets_and_many_models() -> None:
+    lines = banner(state("late", Status.UNLOADED), at="http+unix:///run/pool.sock", keys=True, page=False)
     assert "  pages         /docs (the API)" in lines
     assert "curl --unix-socket /run/pool.sock http://localhost/v1/" in lines[-1]
     assert '-H "Authorization: Bearer $KEY"' in lines[-1]
-    lines = screen(state("late", Status.UNLOADED), at="https+unix:///run/pool.sock/llm", page=False)
+    lines = banner(state("late", Status.UNLOADED), at="https+unix:///run/pool.sock/llm", page=False)
     assert "  pages         /llm/docs (the API)" in lines
     assert "curl --unix-socket /run/pool.sock https://localhost/llm/v1/" in lines[-1]
     many = banner_lines(
@@ -139,15 +139,14 @@ def test_the_first_screen_knows_keys_sockets_and_many_models() -> None:
     assert len(many) == 14
 
 
-def test_what_is_to_be_tried_works() -> None:
-    """A model that could not be loaded is none to try; one that embeds or ranks is not asked to chat."""
+def test_example_request_in_the_banner_suits_a_model_that_can_load() -> None:
     bad = state("bad", Status.FAILED, failure="no such file")
     embedder = state("vectors", Status.READY, facts(generates=False, embeds=True))
     ranker = state("ranks", Status.UNLOADED, pooling="rank")
-    assert "  bad           can't be loaded: no such file" in screen(bad)
-    assert not any(line.startswith("  try") for line in screen(bad))
-    assert """/v1/chat/completions""" in screen(bad, state("late", Status.UNLOADED))[-1]
-    assert """{"model": "late", """ in screen(bad, state("late", Status.UNLOADED))[-1]
-    assert screen(bad, ranker, embedder)[-1].endswith("""/json' -d '{"model": "vectors", "input": "Hello!"}'""")
-    assert "http://a/v1/embeddings " in screen(embedder)[-1]
-    assert screen(ranker)[-1].endswith("""-d '{"query": "Hello!", "documents": ["Hi", "Bye"]}'""")
+    assert "  bad           can't be loaded: no such file" in banner(bad)
+    assert not any(line.startswith("  try") for line in banner(bad))
+    assert """/v1/chat/completions""" in banner(bad, state("late", Status.UNLOADED))[-1]
+    assert """{"model": "late", """ in banner(bad, state("late", Status.UNLOADED))[-1]
+    assert banner(bad, ranker, embedder)[-1].endswith("""/json' -d '{"model": "vectors", "input": "Hello!"}'""")
+    assert "http://a/v1/embeddings " in banner(embedder)[-1]
+    assert banner(ranker)[-1].endswith("""-d '{"query": "Hello!", "documents": ["Hi", "Bye"]}'""")

@@ -1,4 +1,5 @@
-"""The project's style for everything that people read: documentation, docstrings, web UI, options, errors, log lines.
+"""The project's style for everything that people read: documentation, docstrings, web UI, options, errors, log lines,
+and names of tests.
 
 ``python -m tests.unit.test_language`` (part of ``make check``) prints each hit with its place. Private terms and
 docstrings of functions that do not begin with a verb are errors. Long sentences are counted, and listed with ``-v``.
@@ -35,6 +36,8 @@ TERMS = {
     r"whoever": "name the actor",
 }
 """Private terms of earlier versions, and the field's terms (docs/glossary.md)."""
+NOT_IN_NAMES = re.compile(r"\b(?:who|whom|told|tells?|comes?|came|goes on|go on|went on|beside|in front of)\b")
+"""Words without which the name of a test names the actor, the action and the condition."""
 NO_VERBS = re.compile(
     r"(?:Of|From|As|In|By|For|With|Without|While|When|Where|Which|Whose|Its|Those|These|Not|No|At|On|To"
     r"|The|A|An|One|Whether|How|What|Why|All|Every|Each)\b"
@@ -53,8 +56,9 @@ _VALUE = re.compile(r"%[-.0-9]*[a-z]|\{[^}]*\}")
 class Text:
     """A piece of text that people read.
 
-    ``kind``: page, docstring, ui, option, error or log. ``function``: the name of the function that a docstring
-    describes, "" for properties and everything else.
+    ``kind``: page, docstring, ui, option, error, log, test (a docstring in tests and benchmarks) or name (of a function
+    or class there). ``function``: the name of the function that a docstring describes, "" for properties and everything
+    else.
     """
 
     kind: str
@@ -91,6 +95,10 @@ def _texts() -> Iterator[Text]:
     for folder in ("server", "llamapool"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             yield from _of_module(path)
+    for folder in ("tests", "benchmarks"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path != Path(__file__):
+                yield from _of_tests(path)
 
 
 def _prose(text: str) -> str:
@@ -117,6 +125,16 @@ def _of_module(path: Path) -> Iterator[Text]:
                 yield Text("log", f"{place}:{node.lineno}", text)
 
 
+def _of_tests(path: Path) -> Iterator[Text]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
+            if doc := ast.get_docstring(node):
+                yield Text("test", place, _prose(doc))
+            if not isinstance(node, ast.Module):
+                yield Text("name", place, node.name.replace("_", " "))
+
+
 def _function(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return ""
@@ -134,6 +152,13 @@ def private_terms() -> Iterator[Hit]:
         for hit in _TERM.finditer(text.text):
             better = next(term for pattern, term in TERMS.items() if re.fullmatch(pattern, hit[0], re.IGNORECASE))
             yield Hit(text, f"{hit[0]} (better: {better})")
+
+
+def unclear_names() -> Iterator[Hit]:
+    """Yield names of tests and their helpers with words that do not name an actor or an action."""
+    for text in texts():
+        if text.kind == "name" and (found := NOT_IN_NAMES.search(text.text)):
+            yield Hit(text, f'{text.text}: name the actor and the action, without "{found[0]}"')
 
 
 def fragments() -> Iterator[Hit]:
@@ -155,13 +180,17 @@ def test_standard_terms_are_used() -> None:
     assert [str(hit) for hit in private_terms()] == []
 
 
+def test_names_of_tests_are_plain() -> None:
+    assert [str(hit) for hit in unclear_names()] == []
+
+
 def test_docstrings_of_functions_are_no_fragments() -> None:
     assert [str(hit) for hit in fragments()] == []
 
 
 def main() -> int:
     """Print errors and the number of warnings. Returns 1 if there is an error."""
-    errors = [*private_terms(), *fragments()]
+    errors = [*private_terms(), *unclear_names(), *fragments()]
     for hit in [*errors, *(long_sentences() if "-v" in sys.argv[1:] else ())]:
         print(hit)
     counts = Counter(hit.text.kind for hit in long_sentences())

@@ -1,3 +1,5 @@
+"""Log lines as text and JSON, the logging configuration, and log files that logrotate moves."""
+
 import json
 import logging
 import logging.config
@@ -40,15 +42,15 @@ def exc_info() -> Any:
         (VERBOSITY_ALL, logging.DEBUG - 5),
     ],
 )
-def test_verbosity_is_a_level(verbosity: int, level: int) -> None:
+def test_verbosity_selects_a_log_level(verbosity: int, level: int) -> None:
     assert level_of(verbosity) == level
 
 
-def test_lines_are_as_configured() -> None:
+def test_text_lines_follow_prefix_color_and_timestamp_options() -> None:
     ready = record("ready: %s", "demo")
 
-    def line(**how: bool) -> str:
-        return LineFormatter(partial(PLAIN, **how)).format(ready)
+    def line(**options: bool) -> str:
+        return LineFormatter(partial(PLAIN, **options)).format(ready)
 
     assert line() == "I pool: ready: demo"
     assert line(prefix=False) == "ready: demo"
@@ -59,45 +61,45 @@ def test_lines_are_as_configured() -> None:
     assert rest.endswith(" ready: demo")
 
 
-def test_the_first_screen_has_no_time_on_a_terminal() -> None:
-    screen = record("  try", name="server.startup_banner", bare=True)
-    how = partial(as_text, prefix=True, timestamps=True, colors=False)
-    assert LineFormatter(partial(how, screen=True)).format(screen) == "  try"
-    assert LineFormatter(partial(how, screen=False)).format(screen).endswith(" I startup_banner:   try")
+def test_banner_lines_have_no_timestamp_on_a_terminal() -> None:
+    banner = record("  try", name="server.startup_banner", bare=True)
+    render = partial(as_text, prefix=True, timestamps=True, colors=False)
+    assert LineFormatter(partial(render, screen=True)).format(banner) == "  try"
+    assert LineFormatter(partial(render, screen=False)).format(banner).endswith(" I startup_banner:   try")
 
 
-def test_what_a_line_is_about_follows_its_message() -> None:
-    about = record("late", request="a-1", key="Ada L", model=None)
-    assert LineFormatter(PLAIN).format(about) == 'I pool: late request=a-1 key="Ada L"'
+def test_fields_of_a_record_follow_its_message() -> None:
+    with_fields = record("late", request="a-1", key="Ada L", model=None)
+    assert LineFormatter(PLAIN).format(with_fields) == 'I pool: late request=a-1 key="Ada L"'
     assert "\n" not in LineFormatter(PLAIN).format(record("late", key="x\ny"))
 
 
-def test_the_request_at_hand_is_named_without_a_word() -> None:
+def test_log_lines_name_the_current_request() -> None:
     token = REQUEST_ID.set("a-2")
     assert LineFormatter(PLAIN).format(record("late")) == "I pool: late request=a-2"
-    assert LineFormatter(PLAIN).format(record("late", request="b")) == "I pool: late request=b"  # said is said
+    assert LineFormatter(PLAIN).format(record("late", request="b")) == "I pool: late request=b"
     REQUEST_ID.reset(token)
     assert LineFormatter(PLAIN).format(record("late")) == "I pool: late"
 
 
-def test_json_lines(exc_info: Any) -> None:
+def test_json_lines_contain_fields_and_the_traceback(exc_info: Any) -> None:
     late = record("%s is late", "demo", level=logging.WARNING, request="a-1", slot=3, exc_info=exc_info)
-    said = json.loads(LineFormatter(as_json).format(late))
-    assert (said["type"], said["level"], said["origin"]) == ("log", "W", "pool")
-    assert said["msg"].startswith("demo is late\nTraceback")
-    assert (said["request"], said["slot"], said["time"]) == ("a-1", 3, late.created)
+    parsed = json.loads(LineFormatter(as_json).format(late))
+    assert (parsed["type"], parsed["level"], parsed["origin"]) == ("log", "W", "pool")
+    assert parsed["msg"].startswith("demo is late\nTraceback")
+    assert (parsed["request"], parsed["slot"], parsed["time"]) == ("a-1", 3, late.created)
     formatters = log_config(ServerSettings(log_jsonl=True))["formatters"]
     assert all(each["render"] is as_json for each in formatters.values())
 
 
-def test_a_traceback_follows_the_line_once(exc_info: Any) -> None:
+def test_tracebacks_follow_their_line_once(exc_info: Any) -> None:
     text = LineFormatter(PLAIN).format(record("late", request="a-1", exc_info=exc_info))
     assert text.startswith("I pool: late request=a-1\nTraceback")
     assert text.count("ValueError: bad") == 1
 
 
 @pytest.mark.parametrize("stderr", [sys.stderr, None])
-def test_the_log_configuration_has_a_file_or_nothing(
+def test_log_configuration_has_the_handlers_of_its_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stderr: object
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
@@ -109,27 +111,28 @@ def test_the_log_configuration_has_a_file_or_nothing(
 
 
 @pytest.mark.parametrize("disabled", [False, True])
-def test_the_audit_log_is_a_file_of_its_own(tmp_path: Path, disabled: bool) -> None:
+def test_audit_log_ignores_log_disable_and_verbosity(tmp_path: Path, disabled: bool) -> None:
     settings = ServerSettings(audit_log=tmp_path / "audit", log_disable=disabled, verbosity=0)
     logger = log_config(settings)["loggers"]["server.audit"]
     assert logger == {"level": logging.INFO, "handlers": ["audit"], "propagate": False}
 
 
-def lines_to(path: Path) -> tuple[logging.Logger, logging.Handler]:
-    """A logger that writes into `path` as the server's do, and its handler, which is to be closed."""
+def logger_to(path: Path) -> tuple[logging.Logger, logging.Handler]:
+    """Return a logger that writes to `path` like the server's loggers, and its handler, which the caller closes."""
     config = log_config(ServerSettings(log_file=path, log_prefix=False, log_timestamps=False))
-    maker = logging.config.DictConfigurator(config)
-    maker.config["formatters"] = {n: maker.configure_formatter(f) for n, f in config["formatters"].items()}
-    handler = maker.configure_handler(config["handlers"]["file"])
+    configurator = logging.config.DictConfigurator(config)
+    formatters = config["formatters"].items()
+    configurator.config["formatters"] = {name: configurator.configure_formatter(each) for name, each in formatters}
+    handler = configurator.configure_handler(config["handlers"]["file"])
     logger = logging.Logger("rotated")
     logger.addHandler(handler)
     return logger, handler
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_a_file_that_logrotate_moves_or_truncates_begins_again(tmp_path: Path, moves: bool) -> None:
+def test_logging_continues_at_the_path_after_logrotate_moves_or_truncates_it(tmp_path: Path, moves: bool) -> None:
     log = tmp_path / "log"
-    logger, handler = lines_to(log)
+    logger, handler = logger_to(log)
     logger.warning("first")
     if moves:
         log.rename(tmp_path / "log.1")

@@ -1,4 +1,4 @@
-"""What ``make serve`` installs, over a script in place of pip, and what `.ci/run` makes, over one in place of make."""
+"""The installation by ``make serve`` with a script instead of pip, and `.ci/run` with a script instead of make."""
 
 import os
 import shutil
@@ -11,9 +11,9 @@ import pytest
 from tests.support.real_server import ROOT
 from tests.support.terminal import Terminal
 
-PLAIN = {"MAKEFLAGS": "", "PREBUILT": ""}  # the tests may run under a make of their own
+NO_MAKE_VARIABLES = {"MAKEFLAGS": "", "PREBUILT": ""}  # the tests may run under make
 PIP = """#!/bin/sh
-echo "$@" > {folder}/asked
+echo "$@" > {folder}/arguments
 echo "Collecting llama-cpp-python"
 for i in 1 2 3; do
   echo "  [$i/3] Building CXX object x.o"
@@ -25,7 +25,7 @@ exit {status}
 
 @pytest.fixture
 def venv(tmp_path: Path) -> Path:
-    """With an interpreter and a pip that compiles three files, each until it may go on."""
+    """Return a virtual environment whose pip compiles three files, each until `finish_files` allows it."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     write_pip(tmp_path)
@@ -38,50 +38,49 @@ def write_pip(folder: Path, status: int = 0) -> None:
     pip.chmod(0o755)
 
 
-def may_go_on(folder: Path, *numbers: int) -> None:
+def finish_files(folder: Path, *numbers: int) -> None:
     for number in numbers:
         (folder / f"go-{number}").touch()
 
 
-def install(venv: Path, *words: str) -> list[str]:
-    return ["make", "--no-print-directory", f"VENV={venv}", str(venv / ".installed"), *words]
+def install_command(venv: Path, *variables: str) -> list[str]:
+    return ["make", "--no-print-directory", f"VENV={venv}", str(venv / ".installed"), *variables]
 
 
 def run(command: list[str]) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, **PLAIN}
+    environment = {**os.environ, **NO_MAKE_VARIABLES}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180, check=False)
 
 
-def test_a_terminal_counts_what_is_compiled_as_it_happens(venv: Path) -> None:
-    with Terminal(install(venv), PLAIN) as terminal:
+def test_install_counts_compiled_files_on_a_terminal(venv: Path) -> None:
+    with Terminal(install_command(venv), NO_MAKE_VARIABLES) as terminal:
         terminal.wait_for("Installing; the first time llama-cpp-python is compiled")
         for number in (1, 2, 3):
             terminal.wait_for(f"\rcompiling llama.cpp: {number} of 3 ")
             assert f"compiling llama.cpp: {number + 1}" not in terminal.shown
-            may_go_on(venv, number)
+            finish_files(venv, number)
         assert terminal.status() == 0
     assert "Collecting" not in terminal.shown
     assert "Collecting llama-cpp-python" in (venv / "install.log").read_text()
 
 
 @pytest.mark.parametrize("index", ["", "cpu", "cu124"])
-def test_another_index_is_asked_only_where_it_is_named(index: str, venv: Path) -> None:
-    may_go_on(venv, 1, 2, 3)
-    words = [f"PREBUILT={index}"] * bool(index)
-    done = run(install(venv, *words))
+def test_install_uses_another_index_only_if_prebuilt_names_it(index: str, venv: Path) -> None:
+    finish_files(venv, 1, 2, 3)
+    done = run(install_command(venv, *[f"PREBUILT={index}"] * bool(index)))
     assert done.returncode == 0
     assert ("where no wheel of" in done.stdout) == bool(index)
     assert done.stderr.splitlines() == ["compiling llama.cpp: 1 of 3", "compiling llama.cpp: 3 of 3"]
-    asked = (venv / "asked").read_text().split()
-    assert asked[0] == "install"
-    assert any(word.endswith(f"/whl/{index}") for word in asked) == bool(index)
-    assert ("--extra-index-url" in asked) == bool(index)
+    arguments = (venv / "arguments").read_text().split()
+    assert arguments[0] == "install"
+    assert any(each.endswith(f"/whl/{index}") for each in arguments) == bool(index)
+    assert ("--extra-index-url" in arguments) == bool(index)
 
 
-def test_what_pip_said_last_is_shown_where_it_fails(venv: Path) -> None:
+def test_install_prints_the_end_of_pips_output_if_pip_fails(venv: Path) -> None:
     write_pip(venv, status=1)
-    may_go_on(venv, 1, 2, 3)
-    done = run(install(venv))
+    finish_files(venv, 1, 2, 3)
+    done = run(install_command(venv))
     assert done.returncode != 0
     assert "Building CXX object" in done.stdout
     assert not (venv / ".installed").exists()
@@ -97,11 +96,11 @@ done
 """
 
 
-def ran(folder: Path, n_commits: int, **variables: str) -> tuple[int, list[str], str]:
-    """Return the status of `.ci/run` after `n_commits`, the targets made after the types, and the errors."""
+def run_ci(folder: Path, n_commits: int, **variables: str) -> tuple[int, list[str], str]:
+    """Run `.ci/run` in a repository with `n_commits`. Returns its status, the made targets, and stderr."""
     parts = {"NIGHTLY_PARTS": "chaos kinds conformance", "FAILING": "", "ENDLESS": ""}
     environment = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", **parts, **variables}
-    environment |= {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    environment |= {f"GIT_{role}_{field}": "x" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}
     (folder / "bin").mkdir()
     for name in ("make", "openssl", "curl", "cmake", "g++", "redis-server"):
         program = folder / "bin" / name
@@ -120,12 +119,12 @@ def ran(folder: Path, n_commits: int, **variables: str) -> tuple[int, list[str],
 
 
 @pytest.mark.parametrize(("n_commits", "part"), [(1, "kinds"), (2, "conformance"), (3, "chaos"), (4, "kinds")])
-def test_the_number_of_commits_selects_a_part_of_nightly(tmp_path: Path, n_commits: int, part: str) -> None:
-    assert ran(tmp_path, n_commits)[:2] == (0, [f"ready-{part}", part, "test"])
+def test_ci_selects_a_part_of_nightly_by_the_number_of_commits(tmp_path: Path, n_commits: int, part: str) -> None:
+    assert run_ci(tmp_path, n_commits)[:2] == (0, [f"ready-{part}", part, "test"])
 
 
 @pytest.mark.parametrize(
-    ("variables", "status", "made", "said"),
+    ("variables", "status", "targets", "message"),
     [
         ({"FAILING": "kinds"}, 1, "ready-kinds kinds kinds test", "make kinds failed before make test"),
         ({"FAILING": "test"}, 1, "ready-kinds kinds test", ""),
@@ -141,14 +140,15 @@ def test_the_number_of_commits_selects_a_part_of_nightly(tmp_path: Path, n_commi
     ],
     ids=["fails twice", "the tests fail", "takes too long", "no downloads", "no downloads of any", "no parts"],
 )
-def test_what_becomes_of_a_part(variables: dict[str, str], status: int, made: str, said: str, tmp_path: Path) -> None:
-    found = ran(tmp_path, 1, **variables)
-    assert found[:2] == (status, made.split())
-    assert said in found[2]
+def test_ci_repeats_skips_or_reports_a_part_that_fails(
+    variables: dict[str, str], status: int, targets: str, message: str, tmp_path: Path
+) -> None:
+    done = run_ci(tmp_path, 1, **variables)
+    assert done[:2] == (status, targets.split())
+    assert message in done[2]
 
 
-def test_every_part_says_what_it_downloads() -> None:
-    """make -n resolves both targets of each part in the rotation."""
+def test_each_part_of_nightly_has_a_download_target() -> None:
     parts = (ROOT / ".ci/run").read_text().split("NIGHTLY_PARTS-")[1].split("}")[0].split()
     targets = [target for part in parts for target in (f"ready-{part}", part)]
     assert run(["make", "--dry-run", *targets]).returncode == 0

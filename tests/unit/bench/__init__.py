@@ -1,1 +1,1 @@
-"""The benchmark's own parts, over canned bytes and a scripted server."""
+"""Unit tests of `server.bench`."""

@@ -1,4 +1,4 @@
-"""A client whose server is a function, and what it was asked."""
+"""Clients with a fake server, a function that returns the reply, and the requests that they sent."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +14,9 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 @dataclass
-class Asked:
+class FakeServer:
+    """A client of the fake server, and the requests that the server received."""
+
     client: LlamaCppClient
     requests: list[httpx.Request] = field(default_factory=list)
 
@@ -27,7 +29,7 @@ class Asked:
         return json.loads(self.last.content)
 
 
-def served_by(handler: Handler) -> Asked:
+def served_by(handler: Handler) -> FakeServer:
     requests: list[httpx.Request] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -35,18 +37,18 @@ def served_by(handler: Handler) -> Asked:
         return handler(request)
 
     http = httpx.Client(transport=httpx.MockTransport(answer), base_url=BASE_URL)
-    return Asked(LlamaCppClient.with_http_client(http), requests)
+    return FakeServer(LlamaCppClient.with_http_client(http), requests)
 
 
-def answering(reply: object, status: int = 200, headers: dict[str, str] | None = None) -> Asked:
-    """A client whose every call gets `reply` as JSON, or as it is when it is text."""
+def answering(reply: object, status: int = 200, headers: dict[str, str] | None = None) -> FakeServer:
+    """Reply to every request with `reply`: a string as it is, anything else as JSON."""
     if isinstance(reply, str):
         return served_by(lambda _: httpx.Response(status, text=reply, headers=headers))
     return served_by(lambda _: httpx.Response(status, json=reply, headers=headers))
 
 
 class Chunks(httpx.SyncByteStream):
-    """A body in pieces that knows whether its connection was closed, and how many pieces were read."""
+    """A response body in chunks that counts the chunks read and records that its connection was closed."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self.chunks = list(chunks)
@@ -62,7 +64,7 @@ class Chunks(httpx.SyncByteStream):
         self.closed = True
 
 
-def streaming(*chunks: bytes, content_type: str = "text/event-stream") -> tuple[Asked, Chunks]:
-    """A client whose every call gets a body of `chunks`."""
+def streaming(*chunks: bytes, content_type: str = "text/event-stream") -> tuple[FakeServer, Chunks]:
+    """Reply to every request with a body of `chunks`. Also returns the body."""
     body = Chunks(chunks)
     return served_by(lambda _: httpx.Response(200, headers={"content-type": content_type}, stream=body)), body

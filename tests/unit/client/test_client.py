@@ -1,4 +1,4 @@
-"""The client's answers: errors, health, interfaces and replies."""
+"""The Python client: errors, health, its public interface, and parsed replies."""
 
 import base64
 import dataclasses
@@ -61,14 +61,14 @@ from tests.unit.client.answers import answering, served_by
         (307, errors.ApiError),
     ],
 )
-def test_each_status_has_its_error(status: int, kind: type[errors.ApiError]) -> None:
-    body = {"error": {"code": 999, "message": "what is wrong", "type": "some_error"}}
+def test_each_http_status_raises_its_error_class(status: int, kind: type[errors.ApiError]) -> None:
+    body = {"error": {"code": 999, "message": "bad field", "type": "some_error"}}
     with pytest.raises(errors.ApiError) as raised:
         answering(body, status).client.props()
     error = raised.value
     assert type(error) is kind
-    assert (error.status, error.message, error.type, error.body) == (status, "what is wrong", "some_error", body)
-    assert str(error) == f"{status} some_error: what is wrong"
+    assert (error.status, error.message, error.type, error.body) == (status, "bad field", "some_error", body)
+    assert str(error) == f"{status} some_error: bad field"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_each_status_has_its_error(status: int, kind: type[errors.ApiError]) -> 
         ("x" * 1000, "x" * 300 + "…"),
     ],
 )
-def test_other_shapes_of_an_error_are_read(body: object, message: str) -> None:
+def test_error_messages_are_found_in_other_error_formats(body: object, message: str) -> None:
     with pytest.raises(errors.ApiError) as raised:
         answering(body, 502).client.models.list()
     assert raised.value.message == message
@@ -92,7 +92,7 @@ def test_other_shapes_of_an_error_are_read(body: object, message: str) -> None:
 
 
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("Fri, 31 Dec 1999 23:59:59 GMT", None), (None, None)])
-def test_a_full_queue_says_when_to_come_back(header: str | None, seconds: float | None) -> None:
+def test_retry_after_header_sets_retry_after_s(header: str | None, seconds: float | None) -> None:
     headers = {"retry-after": header} if header else None
     with pytest.raises(errors.Unavailable) as raised:
         answering({"error": {"message": "full"}}, 429, headers).client.tokenize("x")
@@ -107,9 +107,7 @@ def test_a_full_queue_says_when_to_come_back(header: str | None, seconds: float 
         (httpx.RemoteProtocolError("cut"), errors.ServerUnreachable),
     ],
 )
-def test_no_answer_is_an_error_that_names_the_address(
-    cause: httpx.RequestError, kind: type[errors.LlamaCppError]
-) -> None:
+def test_connection_errors_name_the_url(cause: httpx.RequestError, kind: type[errors.LlamaCppError]) -> None:
     def break_off(_: httpx.Request) -> httpx.Response:
         raise cause
 
@@ -119,22 +117,34 @@ def test_no_answer_is_an_error_that_names_the_address(
     assert raised.value.message == f"GET http://server.test/props: {cause}"
 
 
-def test_a_reply_of_another_program_is_unexpected() -> None:
-    with pytest.raises(errors.UnexpectedReply, match="not JSON") as raised:
-        answering("<html>It works!</html>").client.props()
-    assert raised.value.body == "<html>It works!</html>"
-    with pytest.raises(errors.UnexpectedReply, match="not a JSON object"):
-        answering([]).client.props()
-    with pytest.raises(errors.UnexpectedReply, match="not a JSON array of objects"):
-        answering({}).client.slots.list()
-    with pytest.raises(errors.UnexpectedReply, match="'tokens'"):
-        answering({}).client.tokenize("x")
-    with pytest.raises(errors.UnexpectedReply):
-        answering({"choices": None}).client.chat_completion([])
+@pytest.mark.parametrize(
+    ("call", "reply", "message"),
+    [
+        (lambda client: client.props(), "<html>It works!</html>", "not JSON"),
+        (lambda client: client.props(), [], "not a JSON object"),
+        (lambda client: client.slots.list(), {}, "not a JSON array of objects"),
+        (lambda client: client.tokenize("x"), {}, "'tokens'"),
+        (lambda client: client.chat_completion([]), {"choices": None}, None),
+        *(
+            (lambda client: client.embeddings.create("a"), {"data": [{"embedding": embedding}]}, None)
+            for embedding in (None, 1.0, "%%%", base64.b64encode(b"12345").decode())
+        ),
+        *(
+            (lambda client: client.embed("a"), reply, None)
+            for reply in ([{"index": 0}], [{"index": 0, "embedding": []}], [1.0], "x")
+        ),
+    ],
+)
+def test_malformed_replies_raise_unexpected_reply(
+    call: Callable[[LlamaCppClient], object], reply: object, message: str | None
+) -> None:
+    with pytest.raises(UnexpectedReply, match=message) as raised:
+        call(answering(reply).client)
+    assert not message or raised.value.body == reply
 
 
 class Clock:
-    """Time that passes in `sleep` only."""
+    """A clock that only `sleep` advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -150,9 +160,9 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(server_state, "time", found)
-    return found
+    clock = Clock()
+    monkeypatch.setattr(server_state, "time", clock)
+    return clock
 
 
 LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
@@ -170,10 +180,10 @@ def refused() -> httpx.Response:
     raise httpx.ConnectError("refused")
 
 
-def in_turn(*answers: Callable[[], httpx.Response]) -> Callable[[httpx.Request], httpx.Response]:
-    """A server that gives these answers, the last one for ever."""
-    left = list(answers)
-    return lambda _: (left.pop(0) if len(left) > 1 else left[0])()
+def in_turn(*replies: Callable[[], httpx.Response]) -> Callable[[httpx.Request], httpx.Response]:
+    """Return a handler that returns `replies` one after the other and repeats the last."""
+    remaining = list(replies)
+    return lambda _: (remaining.pop(0) if len(remaining) > 1 else remaining[0])()
 
 
 @pytest.mark.parametrize(
@@ -190,21 +200,21 @@ def in_turn(*answers: Callable[[], httpx.Response]) -> Callable[[httpx.Request],
         (401, {"error": {"code": 401, "message": "Invalid API Key"}}, HealthStatus("error")),
     ],
 )
-def test_health_of_a_server_that_answers(status: int, body: object, expected: HealthStatus) -> None:
+def test_health_replies_are_parsed(status: int, body: object, expected: HealthStatus) -> None:
     health = answering(body, status).client.health()
     assert (health, health.raw) == (expected, body)
     assert answering(body, status).client.is_ready() == (status == 200)
 
 
-def test_no_server_is_not_ready_and_has_no_health() -> None:
-    asked = served_by(in_turn(refused))
-    assert not asked.client.is_ready()
+def test_unreachable_server_is_not_ready_and_health_raises() -> None:
+    client = served_by(in_turn(refused)).client
+    assert not client.is_ready()
     with pytest.raises(ServerUnreachable):
-        asked.client.health()
+        client.health()
 
 
 @pytest.mark.parametrize(
-    ("answers", "timeout", "is_ready", "slept"),
+    ("replies", "timeout", "is_ready", "slept"),
     [
         ((refused, loading, ready), 10.0, True, [0.5, 0.5]),
         ((loading,), 1.2, False, [0.5, 0.5, 0.2]),
@@ -212,19 +222,19 @@ def test_no_server_is_not_ready_and_has_no_health() -> None:
         ((loading,), 0.0, False, []),
     ],
 )
-def test_waiting_ends_when_the_server_is_ready_or_with_its_time(
-    clock: Clock, answers: tuple[Callable[[], httpx.Response], ...], timeout: float, is_ready: bool, slept: list[float]
+def test_wait_until_ready_polls_until_the_server_is_ready_or_the_timeout(
+    clock: Clock, replies: tuple[Callable[[], httpx.Response], ...], timeout: float, is_ready: bool, slept: list[float]
 ) -> None:
-    asked = served_by(in_turn(*answers))
-    assert asked.client.wait_until_ready(timeout=timeout, poll_interval=0.5) == is_ready
+    server = served_by(in_turn(*replies))
+    assert server.client.wait_until_ready(timeout=timeout, poll_interval=0.5) == is_ready
     assert clock.slept == pytest.approx(slept)
-    assert len(asked.requests) == len(slept) + 1
+    assert len(server.requests) == len(slept) + 1
 
 
-def test_a_server_that_hangs_does_not_outlast_the_wait(clock: Clock) -> None:
-    asked = served_by(in_turn(ready))
-    asked.client.wait_until_ready(timeout=7.0, poll_interval=0.5)
-    assert set(asked.last.extensions["timeout"].values()) == {7.0}
+def test_wait_until_ready_limits_each_request_to_the_remaining_time(clock: Clock) -> None:
+    server = served_by(in_turn(ready))
+    server.client.wait_until_ready(timeout=7.0, poll_interval=0.5)
+    assert set(server.last.extensions["timeout"].values()) == {7.0}
 
 
 INTERFACE = Path(__file__).with_name("interface.txt")
@@ -249,12 +259,12 @@ APIS = (
 
 
 def interface() -> Iterator[str]:
-    """Yield each public method with its parameters and defaults, and each type of a reply with its fields."""
+    """Yield each public method with its parameters and defaults, and each reply class with its fields."""
     for api in APIS:
         for name, method in inspect.getmembers(api, inspect.isfunction):
             if not name.startswith("_") or method is LlamaCppClient.__init__:
-                given = inspect.signature(method).parameters.values()
-                bare = [p.replace(annotation=inspect.Parameter.empty) for p in given if p.name != "self"]
+                parameters = [p for p in inspect.signature(method).parameters.values() if p.name != "self"]
+                bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
                 yield f"{api.__name__}.{name}{inspect.Signature(bare)}"
     for name, kind in sorted(vars(package).items()):
         if dataclasses.is_dataclass(kind):
@@ -262,49 +272,45 @@ def interface() -> Iterator[str]:
     yield f"StopType: {' '.join(kind.name for kind in StopType)}"
 
 
-def test_methods_and_replies_are_as_written() -> None:
-    """``python -m tests.unit.client.test_client`` writes the file again."""
+def test_public_interface_equals_the_recorded_one() -> None:
+    """After an intended change, ``python -m tests.unit.client.test_client`` writes the file again."""
     assert list(interface()) == INTERFACE.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize(("method", "typed", "known"), BODIES, ids=lambda given: getattr(given, "__qualname__", ""))
-def test_each_field_that_the_server_reads_is_typed(
+@pytest.mark.parametrize(("method", "typed", "known"), BODIES, ids=lambda value: getattr(value, "__qualname__", ""))
+def test_each_field_of_the_servers_bodies_is_typed(
     method: Callable[..., object], typed: type, known: Collection[str]
 ) -> None:
-    shown = next(overload for overload in get_overloads(method))
-    named = {name for name in inspect.signature(shown).parameters if name not in ("self", "kwargs")}
+    overload = next(iter(get_overloads(method)))
+    named = {name for name in inspect.signature(overload).parameters if name not in ("self", "kwargs")}
     assert not named & typed.__annotations__.keys()
     assert named | typed.__annotations__.keys() == {name for name in known if "." not in name}
 
 
 @pytest.mark.parametrize("method", [method for method, *_ in BODIES], ids=lambda method: method.__qualname__)
-def test_a_parameter_with_a_default_has_the_type_of_its_field(method: Callable[..., object]) -> None:
+def test_parameters_have_the_types_of_their_body_fields(method: Callable[..., object]) -> None:
     typed = next(fields for found, fields, _ in BODIES if found is method).__annotations__
-    given = inspect.signature(method).parameters
-    assert {name: given[name].annotation for name in given.keys() & typed} == {
-        name: typed[name] for name in given.keys() & typed
-    }
+    parameters = inspect.signature(method).parameters
+    shared = parameters.keys() & typed
+    assert {name: parameters[name].annotation for name in shared} == {name: typed[name] for name in shared}
 
 
-def test_importing_the_client_imports_nothing_of_the_server() -> None:
+def test_importing_the_client_does_not_import_the_server() -> None:
     program = (
         "import sys, llamapool.client\n"
         "print(*sorted({n.split('.')[0] for n in sys.modules} - set(sys.stdlib_module_names)))\n"
         'print(*sorted(n for n in sys.modules if n.partition(".")[0] == "server" or n == "llamapool.app"))\n'
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    libraries, of_the_server = done.stdout.splitlines()
-    assert of_the_server == ""
+    libraries, server_modules = done.stdout.splitlines()
+    assert server_modules == ""
     assert "httpx" in libraries.split()
     for name in ("fastapi", "starlette", "pydantic", "llama_cpp", "numpy", "orjson", "jinja2", "prometheus_client"):
         assert name not in libraries.split()
 
 
-HELLO = [{"role": "user", "content": "Hello"}]
-
-
-def test_a_chat_reply_of_another_server_may_lack_almost_everything() -> None:
-    response = answering({"choices": [{}]}).client.chat_completion(HELLO)
+def test_chat_replies_may_lack_optional_fields() -> None:
+    response = answering({"choices": [{}]}).client.chat_completion([])
     assert response == CompletionResponse("", "chat.completion", 0, "", [Choice(0)])
 
 
@@ -319,37 +325,30 @@ def test_a_chat_reply_of_another_server_may_lack_almost_everything() -> None:
         (None, None, None),
     ],
 )
-def test_a_native_reply_ends_for_a_reason(stop_type: str | None, kind: StopType | None, finish_reason: str) -> None:
+def test_native_stop_types_become_finish_reasons(
+    stop_type: str | None, kind: StopType | None, finish_reason: str
+) -> None:
     choice = answering({"content": "a b", "stop_type": stop_type}).client.complete("x").choices[0]
     assert (choice.stop_type, choice.finish_reason) == (kind, finish_reason)
 
 
-def test_a_reply_cut_down_by_response_fields_has_what_is_left() -> None:
+def test_reply_reduced_by_response_fields_has_the_other_fields_empty() -> None:
     response = answering({"n_predict": 5, "content": "a"}).client.complete("x", response_fields=["content"])
     assert (response.choices[0].text, response.usage, response.timings, response.model) == ("a", None, None, "")
     assert response.raw["n_predict"] == 5
 
 
-def test_timings_of_older_servers_lack_some_or_have_null() -> None:
+def test_timings_may_lack_fields_or_contain_null() -> None:
     response = answering({"timings": {"prompt_n": 3, "prompt_per_second": None}}).client.complete("x")
     assert response.timings == Timings(prompt_n=3)
 
 
-EMBEDDINGS = {"object": "list", "model": "bert", "usage": {"prompt_tokens": 6, "total_tokens": 6}}
-
-
 def test_base64_embeddings_are_decoded() -> None:
     encoded = base64.b64encode(struct.pack("<2f", 0.5, -1.0)).decode()
-    reply = EMBEDDINGS | {"data": [{"embedding": encoded, "index": 0, "encoding_format": "base64"}]}
+    reply = {"data": [{"embedding": encoded, "index": 0, "encoding_format": "base64"}]}
     response = answering(reply).client.embeddings.create("a", encoding_format="base64")
     assert response.data[0].embedding == [0.5, -1.0]
     assert response.raw["data"][0]["embedding"] == encoded
-
-
-@pytest.mark.parametrize("embedding", [None, 1.0, "%%%", base64.b64encode(b"12345").decode()])
-def test_an_embedding_that_is_none_is_unexpected(embedding: object) -> None:
-    with pytest.raises(UnexpectedReply):
-        answering({"data": [{"embedding": embedding}]}).client.embeddings.create("a")
 
 
 @pytest.mark.parametrize(
@@ -361,27 +360,21 @@ def test_an_embedding_that_is_none_is_unexpected(embedding: object) -> None:
         ({"embedding": [1.0, 2.0]}, [[1.0, 2.0]]),
         ([{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [2.0]}], [[1.0], [2.0]]),
     ],
-    ids=["pooled", "out of order", "a vector for each token", "before 2025", "before 2025, several"],
+    ids=["pooled", "out of order", "one vector per token", "before 2025", "before 2025, several"],
 )
-def test_native_embeddings_of_every_shape_are_vectors(reply: object, vectors: list[list[float]]) -> None:
+def test_native_embeddings_of_all_formats_are_parsed(reply: object, vectors: list[list[float]]) -> None:
     assert answering(reply).client.embed("a") == vectors
 
 
-@pytest.mark.parametrize("reply", [[{"index": 0}], [{"index": 0, "embedding": []}], [1.0], "x"])
-def test_native_embeddings_of_no_shape_are_unexpected(reply: object) -> None:
-    with pytest.raises(UnexpectedReply):
-        answering(reply).client.embed("a")
-
-
-def test_tokens_come_as_ids_or_with_pieces() -> None:
+def test_tokenize_parses_ids_with_and_without_pieces() -> None:
     plain = answering({"tokens": [261, 232]}).client.tokenize("x")
     assert (plain.tokens, plain.ids, plain.pieces) == ([261, 232], [261, 232], [])
-    sent = [{"id": 261, "piece": " ä"}, {"id": 232, "piece": [229]}]
-    pieces = answering({"tokens": sent}).client.tokenize("x", with_pieces=True)
-    assert (pieces.tokens, pieces.ids, pieces.pieces) == (sent, [261, 232], [" ä".encode(), b"\xe5"])
+    tokens = [{"id": 261, "piece": " ä"}, {"id": 232, "piece": [229]}]
+    pieces = answering({"tokens": tokens}).client.tokenize("x", with_pieces=True)
+    assert (pieces.tokens, pieces.ids, pieces.pieces) == (tokens, [261, 232], [" ä".encode(), b"\xe5"])
 
 
-def test_slots_may_lack_fields_or_have_more() -> None:
+def test_slots_may_lack_fields_or_have_unknown_ones() -> None:
     slots = [
         {"id": 0, "n_ctx": 256, "speculative": False, "is_processing": False},
         {"id": 1, "n_ctx": 256, "is_processing": True, "params": {"n_predict": 9}, "prompt": "a", "later": 1},

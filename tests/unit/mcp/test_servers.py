@@ -1,4 +1,4 @@
-"""Lists and calls of tools, against servers of the official package and against hostile ones."""
+"""Listing and calling MCP tools, on servers of the official package and on broken programs."""
 
 import asyncio
 import logging
@@ -20,20 +20,25 @@ from server.media.hosts import AllowedHosts
 from server.media.source import Media
 from tests.support.mcp_server import PNG, STDIO, Tools, served
 
-SILENT = "import sys\nfor line in sys.stdin: pass"
-GARBAGE = "import sys\nprint('x' * 100000)\nprint('[]', flush=True)\nfor line in sys.stdin: print('{}', flush=True)"
-ENDS = "pass"
-
 
 @asynccontextmanager
-async def opened(
-    *, hosts: AllowedHosts | None = None, max_chars: int = 1000, **given: Any
-) -> AsyncIterator[McpServers]:
-    servers = McpServers(read_servers(given), hosts or AllowedHosts(), McpRules(max_chars=max_chars))
+async def mcp_servers(*, hosts: AllowedHosts | None = None, **configured: Any) -> AsyncIterator[McpServers]:
+    servers = McpServers(read_servers(configured), hosts or AllowedHosts(), McpRules(max_chars=1000))
     try:
         yield servers
     finally:
         await servers.close()
+
+
+async def call_add(servers: McpServers, a: int = 1) -> str:
+    """Return the result of the tool ``add`` with 2 as its second number."""
+    return (await servers.call(servers.configured["x"], "add", {"a": a, "b": 2})).text
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use a version of MCP with sessions."""
+    monkeypatch.setattr("server.mcp.connection.Client", partial(Client, mode="legacy"))
 
 
 @pytest.mark.parametrize("transport", ["stdio", "http"])
@@ -42,7 +47,7 @@ async def test_tools_are_listed_and_called(transport: str, monkeypatch: pytest.M
     tools = Tools()
     async with served(tools) as url:
         entry = STDIO | {"env": {"OWN": "1"}} if transport == "stdio" else {"url": url}
-        async with opened(x=entry) as servers:
+        async with mcp_servers(x=entry) as servers:
             server = servers.configured["x"]
             await servers.start()
             listed = {tool.name: tool for tool in servers.tools["x"]}
@@ -50,15 +55,15 @@ async def test_tools_are_listed_and_called(transport: str, monkeypatch: pytest.M
             assert listed["add"].is_read_only
             assert not listed["fail"].is_read_only
             assert listed["add"].schema["required"] == ["a", "b"]
-            assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+            assert await call_add(servers) == "3"
             assert (await servers.call(server, "a/b:c", {})).text == "odd"
             failed = await servers.call(server, "fail", {"why": "no bread"})
             assert failed.is_error
             assert "no bread" in failed.text
             assert (await servers.call(server, "add", {"a": "?"})).is_error
             assert (await servers.call(server, "nothing", {})).is_error
-            seen = await servers.call(server, "picture", {})
-            assert (seen.text, seen.images) == ("a dot", (Media("image", "image/png", source=PNG.read_bytes()),))
+            image = await servers.call(server, "image", {})
+            assert (image.text, image.images) == ("a dot", (Media("image", "image/png", source=PNG.read_bytes()),))
             huge = await servers.call(server, "huge", {"n": 3_000_000})
             assert len(huge.text) < 1100
             assert huge.text.endswith("[cut off: 2999000 more characters]")
@@ -67,113 +72,114 @@ async def test_tools_are_listed_and_called(transport: str, monkeypatch: pytest.M
                 assert own == ["1", "unset"]
 
 
-async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
+async def test_cancelling_a_call_cancels_it_at_the_server() -> None:
     tools = Tools()
-    async with served(tools) as url, opened(x={"url": url}) as servers:
+    async with served(tools) as url, mcp_servers(x={"url": url}) as servers:
         call = asyncio.create_task(servers.call(servers.configured["x"], "wait", {}))
         await tools.started.wait()
         call.cancel()
         await tools.cancelled.wait()
-        assert (await servers.call(servers.configured["x"], "add", {"a": 1, "b": 2})).text == "3"
+        assert await call_add(servers) == "3"
         with pytest.raises(asyncio.CancelledError):
             await call
 
 
 @pytest.mark.parametrize(
-    ("program", "says"),
-    [(SILENT, "no answer within"), (GARBAGE, "no answer within"), (ENDS, "onnection"), ("", "onnection")],
+    ("program", "message"),
+    [
+        ("for line in sys.stdin: pass", "no answer within"),
+        ("print('x' * 100000)\nprint('[]')\nfor line in sys.stdin: print('{}', flush=True)", "no answer within"),
+        ("pass", "onnection"),
+    ],
+    ids=["silent", "other output", "exits"],
 )
-async def test_a_server_that_does_not_speak_the_protocol_is_a_fault(program: str, says: str) -> None:
-    command = {"command": sys.executable, "args": ["-c", program], "timeout_ms": 1000}
-    async with opened(x=command) as servers:
-        for _ in range(2):  # the second time it is not started again
-            with pytest.raises(McpFault, match=says):
+async def test_program_that_does_not_speak_mcp_raises_a_fault(program: str, message: str) -> None:
+    command = {"command": sys.executable, "args": ["-c", f"import sys\n{program}"], "timeout_ms": 1000}
+    async with mcp_servers(x=command) as servers:
+        for _ in range(2):  # the second call does not start it again
+            with pytest.raises(McpFault, match=message):
                 await servers.call(servers.configured["x"], "add", {})
 
 
-async def test_a_program_that_is_missing_is_a_fault() -> None:
-    async with opened(x={"command": "/nonexistent"}) as servers:
+async def test_missing_program_raises_a_fault() -> None:
+    async with mcp_servers(x={"command": "/nonexistent"}) as servers:
         await servers.start()
         assert servers.tools == {}
         with pytest.raises(McpFault, match="No such file"):
             await servers.call(servers.configured["x"], "add", {})
 
 
-async def test_errors_are_logged_until_the_connection_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stderr_of_a_program_is_logged_until_the_connection_ends(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "server.mcp.connection"), _logged("x") as file:
-        kept = os.dup(file.fileno())  # as a program's child may
-        os.write(kept, b"one\ntwo\n")
+        duplicate = os.dup(file.fileno())  # a child of the program may have one
+        os.write(duplicate, b"one\ntwo\n")
         for _ in range(3):
             await asyncio.sleep(0)
         assert caplog.messages == ["MCP server x: one", "MCP server x: two"]
-        os.write(kept, b"last\n" * 2000)
-    assert caplog.messages[2:].count("MCP server x: last") > 1990  # a few are split where a part ends
+        os.write(duplicate, b"last\n" * 2000)
+    assert caplog.messages[2:].count("MCP server x: last") > 1990  # a few are split between two reads
     with pytest.raises(BrokenPipeError):
-        os.write(kept, b"three\n")
-    os.close(kept)
+        os.write(duplicate, b"three\n")
+    os.close(duplicate)
 
 
-async def test_a_program_that_has_ended_is_started_again() -> None:
-    async with opened(x=STDIO) as servers:
-        server = servers.configured["x"]
-        await servers.list_tools(server)
-        (used,) = servers._used.values()
-        writing, reading = anyio.create_memory_object_stream[Any](0)
-        writing.close()  # as where the program ends
-        reading.close()
-        used._reading = reading
-        assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+async def test_program_that_has_exited_is_started_again() -> None:
+    async with mcp_servers(x=STDIO) as servers:
+        await servers.list_tools(servers.configured["x"])
+        (connection,) = servers._connections.values()
+        send, receive = anyio.create_memory_object_stream[Any](0)
+        send.close()  # the state of a connection whose program has exited
+        receive.close()
+        connection._incoming = receive
+        assert await call_add(servers) == "3"
 
 
-async def test_a_session_that_the_server_has_ended_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.mcp.connection.Client", partial(Client, mode="legacy"))
+@pytest.mark.usefixtures("sessions")
+async def test_session_that_the_server_has_ended_is_opened_again() -> None:
     tools = Tools()
-    async with served(tools) as url, opened(x={"url": url}) as servers:
-        server = servers.configured["x"]
-        assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+    async with served(tools) as url, mcp_servers(x={"url": url}) as servers:
+        assert await call_add(servers) == "3"
         assert len(tools.sessions) == 1
         tools.sessions.clear()
-        calls = [servers.call(server, "add", {"a": n, "b": 0}) for n in range(8)]
-        assert [result.text for result in await asyncio.gather(*calls)] == [*"01234567"]
+        assert await asyncio.gather(*(call_add(servers, a) for a in range(8))) == [*"23456789"]
         assert len(tools.calls) == 9
         tools.sessions.clear()
-        assert "add" in [tool.name for tool in await servers.list_tools(server)]
+        assert "add" in [tool.name for tool in await servers.list_tools(servers.configured["x"])]
 
 
-async def test_a_call_that_ran_in_an_ended_session_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.mcp.connection.Client", partial(Client, mode="legacy"))
+@pytest.mark.usefixtures("sessions")
+async def test_running_call_of_an_ended_session_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("server.mcp.connection.CLOSE_S", 0.2)
     tools = Tools()
-    async with served(tools) as url, opened(x={"url": url}) as servers:
-        server = servers.configured["x"]
-        running = asyncio.create_task(servers.call(server, "wait", {}))
+    async with served(tools) as url, mcp_servers(x={"url": url}) as servers:
+        running = asyncio.create_task(servers.call(servers.configured["x"], "wait", {}))
         await tools.started.wait()
         tools.started.clear()
         tools.sessions.clear()
-        assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
+        assert await call_add(servers) == "3"
         with pytest.raises(McpFault, match="onnection"):
             await running
         assert not tools.started.is_set()
 
 
-async def test_a_server_that_does_not_answer_is_not_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("sessions")
+async def test_close_does_not_wait_for_a_server_that_does_not_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hang(*_: object) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr("mcp.server.streamable_http.StreamableHTTPServerTransport._handle_delete_request", hang)
-    monkeypatch.setattr("server.mcp.connection.Client", partial(Client, mode="legacy"))
     monkeypatch.setattr("server.mcp.connection.CLOSE_S", 0.2)
-    async with served(Tools()) as url, opened(x={"url": url}) as servers:
-        assert (await servers.call(servers.configured["x"], "add", {"a": 1, "b": 2})).text == "3"
+    async with served(Tools()) as url, mcp_servers(x={"url": url}) as servers:
+        assert await call_add(servers) == "3"
         await asyncio.wait_for(servers.close(), 20)
 
 
-async def test_a_program_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    stops = "import os, signal\nfrom tests.support.mcp_server import Tools\nserver = Tools().make()\n"
-    stops += "server.tool(name='stop')(lambda: os.kill(os.getpid(), signal.SIGSTOP))\nserver.run()"
-    for wait in ("PROCESS_TERMINATION_TIMEOUT", "FORCE_KILL_TIMEOUT"):
-        monkeypatch.setattr(f"mcp.client.stdio.{wait}", 0.2)
-    async with opened(x={"command": sys.executable, "args": ["-c", stops], "timeout_ms": 200}) as servers:
+async def test_program_that_hangs_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os, signal\nfrom tests.support.mcp_server import Tools\nserver = Tools().make()\n"
+    program += "server.tool(name='stop')(lambda: os.kill(os.getpid(), signal.SIGSTOP))\nserver.run()"
+    for timeout in ("PROCESS_TERMINATION_TIMEOUT", "FORCE_KILL_TIMEOUT"):
+        monkeypatch.setattr(f"mcp.client.stdio.{timeout}", 0.2)
+    async with mcp_servers(x={"command": sys.executable, "args": ["-c", program], "timeout_ms": 200}) as servers:
         server = servers.configured["x"]
         await servers.list_tools(server)
         with monkeypatch.context() as patched:
@@ -186,7 +192,7 @@ async def test_a_program_that_hangs_is_started_again(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("url", "hosts", "says"),
+    ("url", "hosts", "message"),
     [
         ("http://localhost:1/mcp", AllowedHosts(), "not among the hosts"),
         ("http://localhost:1/mcp", AllowedHosts(anywhere=True), "not of the open internet"),
@@ -196,34 +202,40 @@ async def test_a_program_that_hangs_is_started_again(monkeypatch: pytest.MonkeyP
         ("http://127.0.0.1:1/mcp", AllowedHosts(hosts=("127.0.0.1",)), "can't be reached"),
     ],
 )
-async def test_a_requests_url_leads_to_no_inner_network(url: str, hosts: AllowedHosts, says: str) -> None:
-    async with opened(hosts=hosts) as servers:
-        with pytest.raises(McpFault, match=says):
+async def test_urls_of_requests_cannot_reach_internal_networks(url: str, hosts: AllowedHosts, message: str) -> None:
+    async with mcp_servers(hosts=hosts) as servers:
+        with pytest.raises(McpFault, match=message):
             await servers.list_tools(McpServer("x", url=url, owner="somebody"))
 
 
-async def test_a_requests_url_that_is_allowed_is_called_with_its_headers() -> None:
-    async with served(Tools()) as url, opened(hosts=AllowedHosts(hosts=("127.0.0.1",))) as servers:
+async def test_allowed_url_of_a_request_is_called_with_its_headers() -> None:
+    async with served(Tools()) as url, mcp_servers(hosts=AllowedHosts(hosts=("127.0.0.1",))) as servers:
         server = McpServer("x", url=url, headers=(("Authorization", "Bearer t"),), owner="somebody")
         assert (await servers.call(server, "add", {"a": 1, "b": 2})).text == "3"
 
 
-async def test_a_tool_that_the_configuration_leaves_out_is_not_called() -> None:
-    async with opened(x=STDIO | {"allowed_tools": ["add"]}) as servers:
+async def test_tools_outside_allowed_tools_are_neither_listed_nor_called() -> None:
+    async with mcp_servers(x=STDIO | {"allowed_tools": ["add"]}) as servers:
         server = servers.configured["x"]
         assert [tool.name for tool in await servers.list_tools(server)] == ["add"]
         with pytest.raises(McpFault, match="not allowed"):
             await servers.call(server, "fail", {"why": ""})
 
 
-def test_the_configuration_is_cursors_json() -> None:
-    given = {"mcpServers": {"a": {"command": "x", "args": ["1"], "timeout_ms": 500, "type": "stdio"}, "b": {}}}
-    assert read_servers(given) == {"a": McpServer("a", "x", ("1",), timeout_s=0.5)}
-    for wrong, says in (
+def test_configuration_in_cursors_format_is_read() -> None:
+    config = {"mcpServers": {"a": {"command": "x", "args": ["1"], "timeout_ms": 500, "type": "stdio"}, "b": {}}}
+    assert read_servers(config) == {"a": McpServer("a", "x", ("1",), timeout_s=0.5)}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
         ({"mcpServers": []}, "should be an object"),
         ({"a": {"command": 5}}, "a.command"),
         ({"a": {"url": "ftp://x"}}, "http or https"),
         ({"a": {"command": "x", "url": "http://x"}}, "give one"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            read_servers(wrong)
+    ],
+)
+def test_invalid_configurations_are_rejected(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_servers(config)

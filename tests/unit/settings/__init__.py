@@ -1,1 +1,1 @@
-"""What flags, variables and YAML become: options, models and their specs."""
+"""Tests of the settings: what flags, environment variables and YAML files become."""

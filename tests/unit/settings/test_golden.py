@@ -1,8 +1,8 @@
-"""Command lines, variables and YAML files with what they come to: changed values, warnings, or one line of error.
+"""Command lines, environment variables and YAML files with their results: changed values, warnings, or an error line.
 
 ``python -m tests.unit.settings.test_golden`` computes the results in `golden.txt` again. To add a case, append a line
 ``$ NAME=VALUE ... ARGUMENTS``, and below it lines of a YAML file, each after ``| ``, or of preset.ini, after ``> ``. In
-each result, ``=`` precedes changed values, ``!`` a mistake in the settings, ``?`` one that `check_files` finds, and
+each result, ``=`` precedes changed values, ``!`` an error in the settings, ``?`` one that `check_files` finds, and
 ``~`` a warning.
 """
 
@@ -26,7 +26,7 @@ from tests.support.ggufs import TinyModel, gguf_file
 
 GOLDEN = Path(__file__).parent / "golden.txt"
 ECHOES = {"args", "preset", "source", "id", "path"}
-"""Of a model's spec: what repeats the command line."""
+"""Fields of a model's spec that repeat the command line."""
 FILES = """model m d draft a b c e other eyes p-00001-of-00003 q-00002-of-00003 split/s-00001-of-00002 blind/x/x
 folder/one folder/gemma/gemma folder/gemma/mmproj-F16 twice/a twice/a/x
 many/one many/two/two many/two/mmproj many/split/s-00001-of-00002 many/split/s-00002-of-00002
@@ -44,7 +44,7 @@ def command(block: list[str]) -> list[str]:
 
 
 def leaves(value: Any, at: str = "") -> dict[str, Any]:
-    """Return every single value of settings and specs by its path."""
+    """Return the values of nested settings or specs by their dotted path."""
     if isinstance(value, BaseModel):
         inner = {name: getattr(value, name) for name in type(value).model_fields}
     elif is_dataclass(value) and not isinstance(value, type):
@@ -63,7 +63,7 @@ def defaults() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def outcome(lines: list[str]) -> Iterator[str]:
-    """Yield the lines of a result. Runs in a folder that has the model files."""
+    """Yield the lines of a result. The working directory must contain the model files."""
     words, env = shlex.split(lines[0][1:]), {}
     while words and "=" in words[0] and words[0].split("=")[0].isupper():
         name, _, env[name] = words.pop(0).partition("=")
@@ -83,14 +83,14 @@ def outcome(lines: list[str]) -> Iterator[str]:
         yield "= server: " + "; ".join(f"{name} = {leaf!r}" for name, leaf in changed.items())
     for spec in specs:
         own = leaves(spec)
-        plain = model | {f"draft.{name}": leaf for name, leaf in own.items()}  # a draft model is like its target
+        plain = model | {f"draft.{name}": leaf for name, leaf in own.items()}  # a draft model inherits from its target
         changed = {n: leaf for n, leaf in own.items() if leaf != plain.get(n, ...) and n not in ECHOES}
         if changed or (len(specs), spec.id) != (1, "model.gguf"):
             yield f"= {spec.id} {spec.path}: " + "; ".join(f"{name} = {leaf!r}" for name, leaf in changed.items())
     try:
         yield from (f"~ {warning}" for warning in check_files(settings))
     except ConfigError as error:
-        yield f"? {error.message.partition(' of this machine')[0]}"  # which devices it has differs
+        yield f"? {error.message.partition(' of this machine')[0]}"  # devices follow
 
 
 def prepare(folder: Path) -> None:
@@ -115,7 +115,7 @@ def result(lines: list[str], folder: Path) -> list[str]:
     return [line.replace(str(folder), "FOLDER").replace("\n", "\\n") for line in outcome(lines)]
 
 
-def test_each_case_comes_to_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_case_has_its_recorded_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(tmp_path)
     monkeypatch.chdir(tmp_path)
     for block in blocks():

@@ -1,4 +1,4 @@
-"""Every mistake in the settings, devices included, ends in one line that names where, what and what to do."""
+"""Invalid settings, YAML, devices and paths raise one `ConfigError` that names the place and the remedy."""
 
 import errno
 import re
@@ -22,7 +22,7 @@ LONG = "x" * 300
 
 
 def outcome(argv: list[str], config: Path | None = None) -> str:
-    """The mistake, or nothing; anything but a ConfigError fails the test."""
+    """Return the message of the ConfigError, or "". Any other exception fails the test."""
     try:
         load_settings(argv, {}, config)
     except ConfigError as error:
@@ -30,7 +30,7 @@ def outcome(argv: list[str], config: Path | None = None) -> str:
     return ""
 
 
-def test_a_value_that_nests_too_deeply_is_a_mistake() -> None:
+def test_deeply_nested_json_is_a_config_error() -> None:
     assert "should be a JSON object: " in outcome([*MODEL, "--chat-template-kwargs", "[" * 100_000])
 
 
@@ -42,21 +42,21 @@ def test_a_value_that_nests_too_deeply_is_a_mistake() -> None:
         ("[" * 1000, "recursion"),
     ],
 )
-def test_what_the_yaml_parser_fails_at_is_a_mistake(tmp_path: Path, text: str, problem: str) -> None:
+def test_yaml_parser_failures_are_config_errors(tmp_path: Path, text: str, problem: str) -> None:
     config = tmp_path / "pool.yaml"
     config.write_text(text)
     assert outcome([], config).startswith(f"{config}: invalid YAML: ")
     assert problem in outcome([], config)
 
 
-def test_an_option_is_supported_or_foreign_and_is_listed_once() -> None:
+def test_each_option_name_is_either_supported_or_foreign() -> None:
     foreign = [name for option in FOREIGN_OPTIONS for name in f"{option.names} {option.met}".split()]
     assert len({*TABLE.by_flag, *TABLE.by_env, *foreign}) == len({*TABLE.by_flag, *TABLE.by_env}) + len(foreign)
 
 
 @examples(deadline=None, max_examples=60)
 @given(words=st.lists(st.text(min_size=1) | st.sampled_from(sorted(TABLE.by_flag) + sorted(FOREIGN)), max_size=6))
-def test_no_command_line_does_worse_than_a_config_error(words: list[str]) -> None:
+def test_random_command_lines_raise_at_most_a_config_error(words: list[str]) -> None:
     harmless = [word for word in words if word not in ("--models-dir", "--models-preset", "--config")]
     assert len(outcome([*MODEL, *harmless]).splitlines()) <= 1
 
@@ -70,7 +70,7 @@ yaml_values = st.recursive(
 
 @examples(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_no_value_in_the_yaml_does_worse_than_a_config_error(
+def test_random_yaml_values_raise_at_most_a_config_error(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     entry = data.draw(st.sampled_from([entry for entry in TABLE if entry.key not in ("models_dir", "models_preset")]))
@@ -89,7 +89,7 @@ def test_no_value_in_the_yaml_does_worse_than_a_config_error(
         ("-devd", "CUDA77", "'CUDA77' is no device of this machine and build; "),
     ],
 )
-def test_devices_that_are_not_there_are_found_before_anything_is_loaded(
+def test_unknown_devices_are_config_errors_before_any_load(
     tmp_path: Path, flag: str, device: str, problem: str
 ) -> None:
     file = tmp_path / "m.gguf"
@@ -98,10 +98,10 @@ def test_devices_that_are_not_there_are_found_before_anything_is_loaded(
     with pytest.raises(ConfigError) as caught:
         check_files(settings)
     assert f"{flag}: {problem}" in caught.value.message
-    assert re.search("none|known: CPU", caught.value.message.rpartition("; ")[2])  # says what can be chosen
+    assert re.search("none|known: CPU", caught.value.message.rpartition("; ")[2])  # the valid devices
 
 
-def test_list_devices_prints_what_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_devices_prints_the_devices_without_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", "missing.gguf", "--list-devices"]) == 0
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == "Available devices:"
@@ -109,7 +109,7 @@ def test_list_devices_prints_what_can_be_chosen(capsys: pytest.CaptureFixture[st
     assert all(line.startswith("  ") and "CPU" not in line.split(":")[0] for line in lines)
 
 
-def test_an_incomplete_model_of_a_folder_is_a_mistake_for_check_config(tmp_path: Path) -> None:
+def test_check_config_rejects_an_incomplete_split_model_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "kimi").mkdir()
     (tmp_path / "kimi" / "kimi-00001-of-00002.gguf").write_bytes(b"GGUF")
     settings = load_settings(["--models-dir", str(tmp_path)], {})
@@ -118,29 +118,28 @@ def test_an_incomplete_model_of_a_folder_is_a_mistake_for_check_config(tmp_path:
 
 
 @pytest.mark.parametrize("flags", [["-m", LONG], [*MODEL, "--media-path", LONG], ["--models-dir", LONG]])
-def test_a_path_that_the_system_refuses_is_a_mistake(flags: list[str]) -> None:
-    """As one in the home folder of another user is."""
+def test_paths_that_the_system_rejects_are_config_errors(flags: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"File name too long|is not a folder"):
         check_files(load_settings(flags, {}))
 
 
-def test_a_file_that_may_not_be_looked_for_is_missing() -> None:
+def test_local_path_that_the_system_rejects_counts_as_missing() -> None:
     (spec,) = model_specs(load_settings(["-mu", "http://localhost/m.gguf", "-m", LONG], {}))
     assert spec.missing
 
 
-def test_a_folder_that_may_not_be_read_hides_no_other_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder of a disk has lost+found."""
+def test_unreadable_folder_in_models_dir_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root folder of an ext4 file system contains lost+found."""
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     iterdir = Path.iterdir
 
-    def allowed(path: Path) -> Iterator[Path]:
+    def iterdir_without_permission(path: Path) -> Iterator[Path]:
         if path.name == "lost+found":
             raise PermissionError(errno.EACCES, "Permission denied")
         return iterdir(path)
 
-    monkeypatch.setattr(Path, "iterdir", allowed)
+    monkeypatch.setattr(Path, "iterdir", iterdir_without_permission)
     settings = load_settings(["--models-dir", str(tmp_path)], {})
     assert list(settings.models) == ["a"]
     assert settings.skipped == (f"{tmp_path}/lost+found: may not be read; no model in it is served",)

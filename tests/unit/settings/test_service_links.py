@@ -1,4 +1,4 @@
-"""The kubelet describes every Service of a namespace in variables, whose names can begin like the server's own."""
+"""Service links, the variables of each Kubernetes Service, are not taken for settings with the same prefix."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def settings(env: dict[str, str]) -> Settings:
     return load_settings(MODEL, env)
 
 
-def test_the_base_layers_own_service_changes_nothing() -> None:
+def test_service_links_of_the_base_layer_change_no_setting() -> None:
     links = service_links(yaml.safe_load(SERVICE.read_text(encoding="utf-8")), "10.96.0.7")
     assert links == {
         "LLAMAPOOL_SERVICE_HOST": "10.96.0.7",
@@ -50,18 +50,18 @@ def test_the_base_layers_own_service_changes_nothing() -> None:
 
 
 @given(names, ports, addresses)
-def test_no_service_of_the_namespace_changes_a_setting(name: str, ports: list[dict[str, object]], address: str) -> None:
+def test_links_of_random_services_change_no_setting(name: str, ports: list[dict[str, object]], address: str) -> None:
     links = service_links({"metadata": {"name": name}, "spec": {"ports": ports}}, address)
     assert settings(links) == settings({})
 
 
-def test_a_setting_counts_beside_service_links() -> None:
+def test_settings_are_read_next_to_service_links() -> None:
     links = service_links({"metadata": {"name": "llamapool"}, "spec": {"ports": [{"port": 80}]}}, "fd00::7")
     env = {**links, "LLAMAPOOL_SERVER__PORT": "1234", "LLAMA_ARG_REUSE_PORT": "1"}
     assert (settings(env).server.port, settings(env).server.reuse_port) == (1234, True)
 
 
-def test_a_models_field_is_a_setting_even_where_a_services_port_could_be_called_so(tmp_path: Path) -> None:
+def test_fields_of_a_model_named_like_a_service_link_are_settings(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("models: {my-service-port-x: {path: m.gguf}}", encoding="utf-8")
     found = load_settings([], {"LLAMAPOOL_MODELS__MY_SERVICE_PORT_X__N_CTX": "512"}, config)

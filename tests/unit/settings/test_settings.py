@@ -1,4 +1,4 @@
-"""Where settings come from, which source wins, and that no option ends nowhere."""
+"""The sources of settings and their precedence, default configurations, and that each option has an effect."""
 
 import json
 from dataclasses import fields
@@ -33,17 +33,17 @@ def settings(*argv: str, env: dict[str, str] | None = None, config: Path | None 
 
 
 @pytest.mark.parametrize("name", ["m.gguf", ""])
-def test_what_clients_may_read_of_a_model_holds_no_credentials(name: str) -> None:
-    """GET /models tells them its id, the flags that would serve it, and its section of a preset."""
-    given = f"https://alice:secret@h/{name}?token=secret"
-    [model] = model_specs(settings("-mu", given))
+def test_model_fields_that_clients_can_read_contain_no_credentials(name: str) -> None:
+    """GET /models returns the id, the flags and the preset section of a model."""
+    url = f"https://alice:secret@h/{name}?token=secret"
+    [model] = model_specs(settings("-mu", url))
     assert model.remote is not None
-    assert model.remote.url == given
+    assert model.remote.url == url
     assert f"https://****@h/{name}?token=****" in model.args
     assert "secret" not in " ".join([model.id, *model.args, model.preset])
 
 
-def test_without_any_model_the_default_configuration_is_served() -> None:
+def test_default_configuration_is_served_if_no_model_is_given() -> None:
     model, embedder, ranker = model_specs(settings())
     assert (ranker.id, ranker.load, ranker.configured_for("rerank")) == ("demo-rerank", "on_demand", True)
     assert (embedder.id, embedder.aliases, embedder.load) == ("demo-embed", ("text-embedding-3-small",), "on_demand")
@@ -52,8 +52,8 @@ def test_without_any_model_the_default_configuration_is_served() -> None:
     assert (model.native.n_ctx, model.native.n_parallel) == (16384, 4)
 
 
-def test_only_what_is_handed_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pydantic-settings would read these names of the process's environment."""
+def test_settings_ignore_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default, pydantic-settings reads these variables of the process."""
     monkeypatch.setenv("SERVER", '{"port": 1}')
     monkeypatch.setenv("SERVER__PORT", "1")
     monkeypatch.setenv("LLAMAPOOL_SERVER__PORT", "1")
@@ -62,7 +62,7 @@ def test_only_what_is_handed_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings().server.port == 8080
 
 
-def test_each_source_is_stronger_than_those_added_before_it(tmp_path: Path) -> None:
+def test_sources_override_each_other_in_the_documented_order(tmp_path: Path) -> None:
     model: dict[str, Any] = {"path": "m"}
     document: dict[str, Any] = {"models": {"m": model}}
     env: dict[str, Any] = {}
@@ -84,41 +84,41 @@ def test_each_source_is_stronger_than_those_added_before_it(tmp_path: Path) -> N
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An installed package's view: no configuration beside it, one in the working directory, as in the image."""
+    """Emulate an installed package: it has no config folder, the working directory does. Returns the file."""
     monkeypatch.setattr("server.settings.DEFAULT_CONFIGS", (tmp_path / "none.yaml", DEFAULT_CONFIGS[1]))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").mkdir()
     return write(tmp_path / "config", "models: {here: {path: ../models/here.gguf}}\n", "default.yaml")
 
 
-def test_an_installed_package_takes_the_working_directorys_default_configuration(installed: Path) -> None:
+def test_installed_package_reads_the_default_configuration_of_the_working_directory(installed: Path) -> None:
     [model] = model_specs(settings())
     assert (model.id, model.path) == ("here", installed.parents[1].resolve() / "models" / "here.gguf")
 
 
-def test_a_folder_of_pages_is_no_place_of_models(installed: Path) -> None:
-    """server.path and a model's path are two options of the same name."""
+def test_static_files_path_does_not_replace_the_default_configuration(installed: Path) -> None:
+    """server.path and the path of a model are different options."""
     assert [model.id for model in model_specs(settings("--path", str(installed.parent)))] == ["here"]
 
 
-def test_a_model_of_the_environment_stands_in_place_of_the_default_configuration(installed: Path) -> None:
+def test_model_in_the_environment_replaces_the_default_configuration(installed: Path) -> None:
     [model] = model_specs(settings(env={"LLAMA_ARG_MODEL": "/models/other.gguf", "LLAMA_ARG_HOST": "0.0.0.0"}))
     assert (model.id, model.load) == ("/models/other.gguf", "startup")
 
 
-def test_without_a_configuration_the_cache_is_served(installed: Path) -> None:
+def test_model_cache_is_served_if_there_is_no_configuration(installed: Path) -> None:
     installed.unlink()
     assert settings().models == {}
     with pytest.raises(ConfigError, match="no model is configured: give -m FILE"):
         settings("--no-models-cache")
 
 
-def test_keys_of_the_file_are_added(tmp_path: Path) -> None:
+def test_keys_of_api_key_file_are_added_to_api_keys(tmp_path: Path) -> None:
     file = write(tmp_path, "# comment\nk1\n\nk2\n", "keys")
     assert settings(*MODEL, "--api-key", "k0", "--api-key-file", str(file)).server.all_api_keys() == ("k0", "k1", "k2")
 
 
-def test_every_field_of_the_inside_can_be_configured() -> None:
+def test_each_internal_parameter_has_an_option() -> None:
     derived = {
         ChatParams: {"template", "template_kwargs"},
         EngineParams: {"cpus", "spec_ngram", "spec_synth", "cache_disk_secret"},
@@ -127,19 +127,19 @@ def test_every_field_of_the_inside_can_be_configured() -> None:
         },
     }
     names = {key for section, key in TABLE.entries if section == "model"}
-    for inside in (LoadParams, EngineParams, SamplingParams, ChatParams):
-        assert {field.name for field in fields(inside)} - names <= derived.get(inside, set()), inside
+    for params in (LoadParams, EngineParams, SamplingParams, ChatParams):
+        assert {field.name for field in fields(params)} - names <= derived.get(params, set()), params
 
 
-def test_the_tables_defaults_are_the_insides() -> None:
-    (plain,) = model_specs(settings(*MODEL))
-    assert plain.native == LoadParams()
-    assert plain.engine == EngineParams(spec_type=LOOKUP)
-    assert plain.sampling == SamplingParams()
-    assert plain.chat == ChatParams(template_kwargs={"preserve_reasoning": True})
+def test_option_defaults_equal_the_defaults_of_the_internal_parameters() -> None:
+    (spec,) = model_specs(settings(*MODEL))
+    assert spec.native == LoadParams()
+    assert spec.engine == EngineParams(spec_type=LOOKUP)
+    assert spec.sampling == SamplingParams()
+    assert spec.chat == ChatParams(template_kwargs={"preserve_reasoning": True})
 
 
-def test_no_two_options_share_a_spelling() -> None:
+def test_flags_and_variables_of_options_are_unique() -> None:
     flags = [flag for entry in TABLE for flag in (*entry.flags, *entry.constants)]
     variables = [entry.env for entry in TABLE if entry.env]
     assert len(flags) == len(set(flags))
@@ -152,7 +152,7 @@ numeric = [entry for entry in TABLE if type(entry.default) in (int, float) and e
 
 @examples(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_a_number_means_the_same_as_flag_variable_and_yaml(
+def test_numbers_mean_the_same_as_flag_variable_and_yaml_value(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     entry = data.draw(st.sampled_from(numeric))
@@ -174,7 +174,7 @@ def test_a_number_means_the_same_as_flag_variable_and_yaml(
     assert values == [values[0]] * 3
 
 
-def test_a_checkouts_demo_waits_until_it_is_asked_for_beside_a_cache(tmp_path: Path) -> None:
+def test_demo_model_loads_on_demand_if_the_cache_has_models(tmp_path: Path) -> None:
     def loads() -> dict[str, str]:
         found = settings(env={"LLAMA_CACHE": str(tmp_path)})
         return {model_id: model.load for model_id, model in found.models.items() if "embed" not in model_id}

@@ -1,4 +1,4 @@
-"""The encoder of sounds, in Qwen3-ASR's form: three convolutions, a ViT over seconds of 13 positions, an MLP."""
+"""The audio encoder, as in Qwen3-ASR: three convolutions, a ViT with 13 positions per second, an MLP."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -8,13 +8,13 @@ from encoder import Block, BlockShape
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FRAMES = 100  # of a second
-TOKENS = 13  # of a second
+FRAMES = 100  # per second
+TOKENS = 13  # per second
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape(BlockShape):
-    """Sizes of the listener: bands of the mel spectrum, channels of the convolutions before the blocks."""
+    """Dimensions of the audio encoder: mel bands, and channels of the convolutions before the blocks."""
 
     n_mels: int
     channels: int
@@ -23,8 +23,8 @@ class Shape(BlockShape):
 SHAPE = Shape(n_mels=64, channels=16, dim=128, n_layer=2, n_head=2, dim_ff=256, dim_mlp=128, dim_out=192, norm_eps=1e-5)
 
 
-class Listener(nn.Module):
-    """Mel frames to hidden states; `project` turns these into the language model's embeddings."""
+class AudioEncoder(nn.Module):
+    """Maps mel frames to hidden states, and these to the language model's embeddings (`project`)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Listener(nn.Module):
         self.mlp_out = nn.Linear(shape.dim_mlp, shape.dim_out)
 
     def forward(self, mel: Tensor) -> Tensor:
-        """(batch, mel, frame) of whole seconds to hidden states, (batch, token, dim)."""
+        """Map whole seconds, (batch, mel, frame), to hidden states, (batch, token, dim)."""
         batch, n_mels, n_frames = mel.shape
         x = mel.view(batch, n_mels, -1, FRAMES).transpose(1, 2).reshape(-1, 1, n_mels, FRAMES)
         for conv in self.convs:
@@ -51,5 +51,5 @@ class Listener(nn.Module):
         return self.norm(x)
 
     def project(self, hidden: Tensor) -> Tensor:
-        """Hidden states to embeddings, (batch, token, dim_out)."""
+        """Map hidden states to embeddings, (batch, token, dim_out)."""
         return self.mlp_out(F.gelu(self.mlp_in(hidden)))

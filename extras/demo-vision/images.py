@@ -1,4 +1,4 @@
-"""Pictures that the encoder learns from: shapes, counts, digits, printed words, simple plots, drawn at random."""
+"""Random training images: shapes, counts, digits, printed words, simple plots."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 SIZE = 96
-SCALE = 2  # drawn at twice the size, then averaged: smooth edges
+SCALE = 2  # drawn at twice the size, then averaged, for smooth edges
 COLOURS = {
     "red": (220, 30, 35),
     "orange": (250, 140, 10),
@@ -39,7 +39,7 @@ Colour = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Picture:
-    """What a picture shows. count: of shapes or bars; letters: (letter, left, top, right, bottom) in pixels."""
+    """An image and its contents. count: of shapes or bars; letters: (letter, left, top, right, bottom) in pixels."""
 
     pixels: NDArray[np.uint8]
     kind: str
@@ -52,11 +52,11 @@ class Picture:
 
 
 UNDRAWN: NDArray[np.uint8] = np.zeros((0, 0, 3), np.uint8)
-"""The pixels of what is only spoken of."""
+"""The pixels of an image that is not drawn."""
 
 
 def is_held_out(word: str) -> bool:
-    """Whether a word occurs in no picture of the training: one in eight by its checksum."""
+    """Return whether a word is held out of the training: one in eight by its checksum."""
     return crc32(word.lower().encode()) % 8 == 0
 
 
@@ -66,7 +66,7 @@ def _near(colour: Colour, rng: Random, spread: int = 14) -> Colour:
 
 
 def _paper(rng: Random) -> Colour:
-    """A background: white, or something pale."""
+    """Return a background color: white or pale."""
     if rng.random() < 0.5:
         return 255, 255, 255
     light = rng.randint(225, 255)
@@ -75,7 +75,7 @@ def _paper(rng: Random) -> Colour:
 
 
 def _outline(shape: str, x: float, y: float, radius: float, turn: float) -> list[Point]:
-    """A shape's corners around its middle."""
+    """Return the corners of a shape."""
 
     def ring(n: int, radii: tuple[float, ...], start: float) -> list[Point]:
         angles = [start + 2 * pi * i / n for i in range(n)]
@@ -97,7 +97,7 @@ def _outline(shape: str, x: float, y: float, radius: float, turn: float) -> list
 
 
 def _places(n: int, radius: float, rng: Random) -> list[Point]:
-    """Middles of n shapes that don't touch."""
+    """Return the centers of n shapes that do not touch."""
     edge = radius * 1.25 + 1
     while True:
         found: list[Point] = []
@@ -119,7 +119,7 @@ def _finished(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def draw_shapes(rng: Random, shape: str, colour: str, count: int) -> Picture:
-    """`count` shapes of one kind and colour, apart from each other."""
+    """Draw `count` separate shapes of one kind and color."""
     image, draw = _canvas(_paper(rng))
     largest = {1: 34, 2: 19, 3: 16, 4: 14}[count]
     radius = rng.uniform(largest * 0.55, largest)
@@ -136,16 +136,16 @@ def draw_shapes(rng: Random, shape: str, colour: str, count: int) -> Picture:
 
 @cache
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    """Pillow's own font."""
+    """Return Pillow's own font."""
     font = ImageFont.load_default(size)
     assert isinstance(font, ImageFont.FreeTypeFont), "Pillow without FreeType"
     return font
 
 
 def _text(rng: Random, text: str, colour: str, size: int, play: float) -> tuple[Image.Image, list[Point], float, float]:
-    """The text, up to `play` of the free height from the middle, and where: see Picture.
+    """Draw a text whose distance from the center is at most `play` of the free height.
 
-    Each letter's left and right, the line's top and bottom, in pixels.
+    Returns the image, the left and right of each letter, and the top and bottom of the line, in pixels.
     """
     image, draw = _canvas(_paper(rng))
     font = _font(size)
@@ -160,13 +160,13 @@ def _text(rng: Random, text: str, colour: str, size: int, play: float) -> tuple[
 
 
 def draw_digit(rng: Random, digit: int, colour: str) -> Picture:
-    """One large digit."""
+    """Draw a large digit."""
     image, _, _, _ = _text(rng, str(digit), colour, SCALE * rng.randint(36, 84), 1)
     return Picture(_finished(image), "digit", colour, digit=digit)
 
 
 def draw_word(rng: Random, word: str, colour: str, is_plain: bool = False) -> Picture:
-    """A word on one line; a plain one in letters of about one size, on a line that hardly moves."""
+    """Draw a word on one line. Plain words have similar sizes and positions."""
     widest = _font(100).getlength(word) / 100
     largest = min(22.0 if is_plain else 32.0, (SIZE - 4) / widest)
     size = rng.uniform(max(14.0, largest * (0.9 if is_plain else 0.75)), largest) if largest > 14 else largest
@@ -178,7 +178,7 @@ def draw_word(rng: Random, word: str, colour: str, is_plain: bool = False) -> Pi
 
 
 def draw_bars(rng: Random, count: int, colour: str) -> Picture:
-    """A bar chart between two axes."""
+    """Draw a bar chart with two axes."""
     image, draw = _canvas(_paper(rng))
     left, bottom = rng.uniform(6, 16), rng.uniform(78, 90)
     right, top = rng.uniform(80, 92), rng.uniform(4, 16)
@@ -198,7 +198,7 @@ def _axes(draw: ImageDraw.ImageDraw, left: float, top: float, right: float, bott
 
 
 def draw_line(rng: Random, rises: bool, colour: str) -> Picture:
-    """A line that goes up or down between two axes."""
+    """Draw a rising or falling line with two axes."""
     image, draw = _canvas(_paper(rng))
     left, bottom = rng.uniform(6, 16), rng.uniform(78, 90)
     right, top = rng.uniform(80, 92), rng.uniform(4, 16)
@@ -218,7 +218,7 @@ _CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwxyz", "aeiouy"
 
 @cache
 def real_words() -> tuple[str, ...]:
-    """The words of up to six letters that the demo model's corpus is made of."""
+    """Return the words of up to six letters in the demo model's corpus."""
     folder = Path(__file__).parents[1] / "demo-model" / "corpus"
     texts = (path.read_text() for path in sorted(folder.glob("*.py")))
     found = {word.lower() for text in texts for word in re.findall(r"[A-Za-z]+", text)}
@@ -226,7 +226,7 @@ def real_words() -> tuple[str, ...]:
 
 
 def made_up_word(rng: Random) -> str:
-    """Letters that can be spoken, or in one case of three any letters."""
+    """Return pronounceable letters, or random letters in one of three cases."""
     n = rng.choice((1, 2, 3, 3, 4, 4, 5, 5, 5, 6, 6, 6, 6))
     if rng.random() < 0.33:
         return "".join(rng.choice(ALPHABET) for _ in range(n))
@@ -239,7 +239,7 @@ def _cased(word: str, rng: Random) -> str:
 
 
 def any_word(rng: Random, split: str) -> str:
-    """A word of `split`: of the corpus or made up in training, of the corpus alone in a test; in any case."""
+    """Return a word of `split` in any letter case: of the corpus or invented for training, of the corpus for tests."""
     while True:
         word = rng.choice(real_words()) if split == "test" or rng.random() < 0.4 else made_up_word(rng)
         if is_held_out(word) == (split == "test"):
@@ -247,10 +247,10 @@ def any_word(rng: Random, split: str) -> str:
 
 
 def draw(rng: Random, kind: str, split: str = "train", plain_share: float = 0.0) -> Picture:
-    """A picture of a kind; words are those of the split, plain_share of them plain and in small letters."""
+    """Draw an image of a kind. Words are those of the split; plain_share of them are plain and in lower case."""
     colour = rng.choice(tuple(COLOURS))
     if kind == "shapes":
-        count = rng.choice((1, 1, 2, 2, 3, 3, 3, 4, 4, 4))  # the more, the harder to tell
+        count = rng.choice((1, 1, 2, 2, 3, 3, 3, 4, 4, 4))  # larger counts are harder
         return draw_shapes(rng, rng.choice(SHAPES), colour, count)
     if kind == "digit":
         return draw_digit(rng, rng.randrange(10), colour)

@@ -1,4 +1,4 @@
-"""Sounds that the listener learns from: digits spoken by espeak-ng, and tones; and what libmtmd makes of them."""
+"""Training audio: digits spoken by espeak-ng, and tones; and their mel frames as in libmtmd."""
 
 import io
 import subprocess
@@ -26,7 +26,7 @@ Samples = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Sound:
-    """What is heard: a digit that is spoken, or tones. samples: mono at RATE, None where nothing is to be heard."""
+    """Audio and its contents: a spoken digit, or tones. samples: mono at RATE, None if it is not generated."""
 
     samples: Samples | None
     digit: int = -1
@@ -36,7 +36,7 @@ class Sound:
 
 @cache
 def _spoken(digit: int, voice: str, speed: int, pitch: int) -> Samples:
-    """The digit as espeak-ng says it, without the silence around it."""
+    """Return the digit spoken by espeak-ng, without surrounding silence."""
     command = ["espeak-ng", "-v", voice, "-s", str(speed), "-p", str(pitch), "--stdout", str(digit)]
     data = subprocess.run(command, capture_output=True, check=True).stdout
     with wave.open(io.BytesIO(data)) as file:
@@ -55,11 +55,11 @@ def _tone(hertz: float, seconds: float) -> Samples:
 
 
 def _placed(pieces: list[Samples], gap: int, rng: Random) -> Samples:
-    """The pieces one after another somewhere in up to MAX_SECONDS, as loud as it happens, with some noise."""
+    """Return the pieces in sequence, at a random position within MAX_SECONDS and with random volume and noise."""
     length = sum(map(len, pieces)) + gap * (len(pieces) - 1)
-    room = MAX_SECONDS * RATE - 2 * _HOP - length  # one frame more than whole seconds is another second to libmtmd
-    before = rng.randint(0, min(RATE // 2, room))
-    after = rng.randint(0, min(RATE // 2, room - before))
+    n_free = MAX_SECONDS * RATE - 2 * _HOP - length  # libmtmd rounds up to whole seconds
+    before = rng.randint(0, min(RATE // 2, n_free))
+    after = rng.randint(0, min(RATE // 2, n_free - before))
     samples = np.zeros(before + length + after, np.float32)
     at = before
     for piece in pieces:
@@ -70,7 +70,7 @@ def _placed(pieces: list[Samples], gap: int, rng: Random) -> Samples:
 
 
 def speak(rng: Random, split: str = "train") -> Sound:
-    """A digit, in a voice of the split."""
+    """Return a spoken digit with a voice of the split."""
     digit = rng.randrange(10)
     voice = rng.choice(_DIALECTS) + rng.choice(_VOICES[split])
     pcm = _spoken(digit, voice, rng.choice((120, 150, 175, 200)), rng.choice((30, 45, 60)))
@@ -78,7 +78,7 @@ def speak(rng: Random, split: str = "train") -> Sound:
 
 
 def beep(rng: Random) -> Sound:
-    """One to four tones, low or high."""
+    """Return one to four low or high tones."""
     count, pitch = rng.randint(1, 4), rng.choice(PITCHES)
     hertz = rng.uniform(180, 420) if pitch == "low" else rng.uniform(900, 2000)
     tones = [_tone(hertz, rng.uniform(0.12, 0.3))] * count
@@ -86,13 +86,13 @@ def beep(rng: Random) -> Sound:
 
 
 def sound(rng: Random, split: str = "train") -> Sound:
-    """A digit, or less often tones."""
+    """Return a digit, or less often tones."""
     return speak(rng, split) if rng.random() < 0.6 else beep(rng)
 
 
 @cache
 def _filters() -> NDArray[np.float32]:
-    """Triangles on Slaney's mel scale, each of equal area, (mel, bin)."""
+    """Return triangular filters of equal area on Slaney's mel scale, (mel, bin)."""
 
     def hertz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.where(mel < 15, mel * 200 / 3, 1000 * np.exp((mel - 15) * np.log(6.4) / 27))
@@ -107,7 +107,7 @@ def _filters() -> NDArray[np.float32]:
 
 
 def mel_frames(samples: Samples) -> NDArray[np.float32]:
-    """Whisper's log-mel as libmtmd computes it for "qwen3a", (mel, frame), filled with 0 to whole seconds."""
+    """Return Whisper's log-mel as libmtmd computes it for "qwen3a", (mel, frame), zero-padded to whole seconds."""
     pad = _WINDOW // 2
     padded = np.concatenate([samples[pad:0:-1], samples, samples[-2 : -pad - 2 : -1]])
     window = 0.5 * (1 - np.cos(2 * np.pi * np.arange(_WINDOW) / _WINDOW))

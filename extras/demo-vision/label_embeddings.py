@@ -1,6 +1,6 @@
-"""First stage: which embeddings make the frozen demo model say what is in a picture or a sound.
+"""First stage: find embeddings with which the frozen demo model names the contents of images and audio.
 
-Nothing is drawn or spoken for it: it knows contents alone, and learns an embedding for each.
+It needs no pixels or samples: it learns an embedding for each content.
 """
 
 import argparse
@@ -11,40 +11,40 @@ from pathlib import Path
 from random import Random
 
 import torch
+from audio import MAX_SECONDS, Sound
+from audio_encoder import TOKENS
 from contents import ABSENT, HEARD_SIZES, HEARD_SLOTS, IGNORED, SIZES, SLOTS, labels, letter_labels, undrawn, unheard
+from images import N_LETTERS, Picture
 from language import demo_network, tokens_of
-from listener import TOKENS
 from network import Network
-from pictures import N_LETTERS, Picture
 from questions import Question, abilities, question
-from sounds import MAX_SECONDS, Sound
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 BUILD = Path(__file__).parent / "build"
 N_TOKENS = 64
-NOISE = 0.1  # an encoder won't hit the embeddings exactly
+NOISE = 0.1  # an encoder does not reach the embeddings exactly
 _ASK, _REPLY, _NEXT = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "\n"
-# What libmtmd writes around a sound of this kind of projector (mtmd.cpp): plain text for the demo model.
+# The text that libmtmd puts around audio for this type of projector (mtmd.cpp): plain text for the demo model.
 _SOUND = "<|audio_start|>", "<|audio_end|>"
 
 Contents = Picture | Sound
 
 
 class Tables(nn.Module):
-    """Embeddings of contents: one that all share, and for each slot and letter one per label."""
+    """Embeddings of contents: a shared one, and one per label of each slot and letter."""
 
     def __init__(self, hears: bool = False, dim: int = 192, scale: float = 0.2) -> None:
         super().__init__()
         self.places, sizes = (HEARD_SLOTS, HEARD_SIZES) if hears else (SLOTS, SIZES)
         self.base = nn.Parameter(torch.randn(MAX_SECONDS * TOKENS if hears else N_TOKENS, dim) * scale)
-        # The last row of each is for contents that have no such label.
+        # The last row of each is for contents without this label.
         self.slots = nn.ParameterDict({k: nn.Parameter(torch.randn(n + 1, dim) * scale) for k, n in sizes.items()})
         if not hears:
             self.letters = nn.Parameter(torch.randn(N_LETTERS, ABSENT + 2, dim) * scale)
 
     def forward(self, contents: Sequence[Contents]) -> Tensor:
-        """The embeddings, (batch, token, dim)."""
+        """Return the embeddings, (batch, token, dim)."""
         x = self.base.expand(len(contents), -1, -1).clone()
         found = [labels(each) for each in contents]
         for slot, place in self.places.items():
@@ -61,7 +61,7 @@ class Tables(nn.Module):
 
 
 def answer_tokens(asked: Question, about: Contents) -> list[int]:
-    """The answer's tokens; a word read from a picture is written letter by letter."""
+    """Return the answer's tokens. A word in an image is spelled letter by letter."""
     word = about.word.lower() if isinstance(about, Picture) else ""
     if not word or asked.ability == "colour":
         return tokens_of(asked.answer + "<|im_end|>")
@@ -74,9 +74,9 @@ Row = tuple[list[int], int, list[int], list[bool]]
 
 
 def conversation(about: Contents, questions: list[Question], is_first: bool, n_tokens: int) -> Row:
-    """Tokens before it, how many embeddings, tokens after it, and which of the latter the model learns to write.
+    """Return the tokens before the media, the number of embeddings, the tokens after, and which of these are trained.
 
-    is_first: whether the picture or sound comes before the first question or behind it.
+    is_first: the media precede the first question; otherwise they follow it.
     """
     opened, closed = map(tokens_of, _SOUND) if isinstance(about, Sound) else ([], [])
     before, after = tokens_of(_ASK), tokens_of(questions[0].text)
@@ -92,7 +92,7 @@ def conversation(about: Contents, questions: list[Question], is_first: bool, n_t
 
 
 def assembled(network: Network, embeddings: Tensor, rows: list[Row]) -> tuple[Tensor, Tensor]:
-    """Inputs (batch, token, dim) with the embeddings in their places, and targets, IGNORED where none is."""
+    """Return inputs (batch, token, dim) with the embeddings, and targets, which may be IGNORED."""
     width = max(len(before) + n + len(after) for before, n, after, _ in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     targets = torch.full((len(rows), width), IGNORED)
@@ -121,22 +121,22 @@ def spoken(network: Network, embeddings: Tensor, rows: list[Row]) -> tuple[Tenso
 
 
 def main() -> None:
-    """Train, go on from the checkpoint if there is one."""
+    """Train. Continues from the checkpoint if it exists."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=BUILD)
-    parser.add_argument("--sounds", action="store_true", help="sounds instead of pictures")
+    parser.add_argument("--audio", action="store_true", help="audio instead of images")
     parser.add_argument("--steps", type=int, default=900, help="the step to end at")
     parser.add_argument("--fall", type=float, default=0.5, help="share of the steps at a falling rate")
     parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--rate", type=float, default=0.015)
-    parser.add_argument("--two", type=float, default=0.0, help="share of pictures about which two questions are asked")
+    parser.add_argument("--two", type=float, default=0.0, help="share of images with two questions")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     args.build.mkdir(parents=True, exist_ok=True)
-    path = args.build / ("say-heard.pt" if args.sounds else "say.pt")
-    network, tables, step = demo_network(), Tables(args.sounds), 0
+    path = args.build / ("say-heard.pt" if args.audio else "say.pt")
+    network, tables, step = demo_network(), Tables(args.audio), 0
     optimizer = torch.optim.Adam(tables.parameters())
     if path.exists():
         state = torch.load(path)
@@ -149,12 +149,12 @@ def main() -> None:
     right: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     total = 0.0
     while step < args.steps:
-        about = [unheard(rng) if args.sounds else undrawn(rng) for _ in range(args.batch)]
+        about = [unheard(rng) if args.audio else undrawn(rng) for _ in range(args.batch)]
         asked = [
             [question(p, rng.choice(abilities(p)), rng) for _ in range(2 if rng.random() < args.two else 1)]
             for p in about
         ]
-        lengths = [TOKENS * rng.randint(1, MAX_SECONDS) if args.sounds else N_TOKENS for _ in about]
+        lengths = [TOKENS * rng.randint(1, MAX_SECONDS) if args.audio else N_TOKENS for _ in about]
         rows = [conversation(p, q, rng.random() < 0.5, n) for p, q, n in zip(about, asked, lengths, strict=True)]
         share = min(1.0, (step - first + 1) / 20, (args.steps - step) / (args.steps * args.fall))
         optimizer.param_groups[0]["lr"] = args.rate * share

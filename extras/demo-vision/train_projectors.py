@@ -1,4 +1,4 @@
-"""Last stage: a projector alone, first to the embeddings of the tables, then to what the model answers."""
+"""Last stage: train only a projector, first on the embeddings of the tables, then on the model's answers."""
 
 import argparse
 import time
@@ -7,18 +7,18 @@ from pathlib import Path
 from random import Random
 
 import torch
+from audio import MAX_SECONDS, Sound, beep, speak
+from audio_encoder import TOKENS, AudioEncoder
+from audio_encoder import Shape as AudioShape
 from contents import HEARD_SLOTS, N_SLOTS
 from encoder import Encoder, Shape
-from hear import by_seconds
+from images import UNDRAWN, Picture, draw
+from label_embeddings import N_TOKENS, Tables, conversation, spoken
 from language import demo_network
-from listener import TOKENS, Listener
-from listener import Shape as ListenerShape
-from pictures import UNDRAWN, Picture, draw
 from questions import abilities, question
-from say import N_TOKENS, Tables, conversation, spoken
-from sounds import MAX_SECONDS, Sound, beep, speak
 from torch import Tensor
 from torch.nn import functional as F
+from train_audio import by_seconds
 
 BUILD = Path(__file__).parent / "build"
 MIXTURE = ("word",) * 8 + ("shapes",) * 6 + ("digit",) * 4 + ("bars",) * 2 + ("rising", "falling")
@@ -26,7 +26,7 @@ MIXTURE = ("word",) * 8 + ("shapes",) * 6 + ("digit",) * 4 + ("bars",) * 2 + ("r
 
 @torch.no_grad()
 def seen(encoder: Encoder, n: int, rng: Random) -> tuple[Tensor, list[Picture]]:
-    """Hidden states of n pictures (picture, token, dim), and what these show."""
+    """Return the hidden states of n images, (image, token, dim), and their contents."""
     hidden: list[Tensor] = []
     pictures: list[Picture] = []
     for _ in range(0, n, 64):
@@ -39,14 +39,14 @@ def seen(encoder: Encoder, n: int, rng: Random) -> tuple[Tensor, list[Picture]]:
 
 
 @torch.no_grad()
-def heard(listener: Listener, n: int, rng: Random) -> tuple[Tensor, list[Sound], list[int]]:
-    """Hidden states of n sounds (sound, token, dim), zero behind a sound's end, what these say, and their tokens."""
+def heard(audio_encoder: AudioEncoder, n: int, rng: Random) -> tuple[Tensor, list[Sound], list[int]]:
+    """Return the padded hidden states of n audio clips, (clip, token, dim), their contents and numbers of tokens."""
     hidden: list[Tensor] = []
     sounds: list[Sound] = []
     lengths: list[int] = []
     for _ in range(0, n, 64):
         for some, mel in by_seconds([beep(rng) if rng.random() < 0.6 else speak(rng) for _ in range(64)]):
-            found = listener(mel)
+            found = audio_encoder(mel)
             hidden.append(F.pad(found, (0, 0, 0, MAX_SECONDS * TOKENS - found.shape[1])).half())
             sounds += [replace(sound, samples=None) for sound in some]
             lengths += [found.shape[1]] * len(some)
@@ -54,38 +54,38 @@ def heard(listener: Listener, n: int, rng: Random) -> tuple[Tensor, list[Sound],
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=BUILD)
-    parser.add_argument("--sounds", action="store_true", help="the ears' projector, not the eyes'")
-    parser.add_argument("--pictures", type=int, default=4096, help="or sounds")
+    parser.add_argument("--audio", action="store_true", help="train the audio projector instead of the image projector")
+    parser.add_argument("--samples", type=int, default=4096, help="number of images or audio clips")
     parser.add_argument("--fit-steps", type=int, default=1500)
-    parser.add_argument("--say-steps", type=int, default=100)
+    parser.add_argument("--answer-steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=40)
     parser.add_argument("--seed", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    state = torch.load(args.build / ("hear.pt" if args.sounds else "see.pt"))
-    encoder = Listener(ListenerShape(**state["shape"])) if args.sounds else Encoder(Shape(**state["shape"]))
+    state = torch.load(args.build / ("hear.pt" if args.audio else "see.pt"))
+    encoder = AudioEncoder(AudioShape(**state["shape"])) if args.audio else Encoder(Shape(**state["shape"]))
     encoder.load_state_dict(state["encoder"])
     rng, started = Random(args.seed), time.monotonic()
-    kept = args.build / f"{'heard' if args.sounds else 'seen'}-{state['step']}.pt"
-    if kept.exists():
-        known = torch.load(kept, weights_only=False)
+    cache = args.build / f"{'heard' if args.audio else 'seen'}-{state['step']}.pt"
+    if cache.exists():
+        known = torch.load(cache, weights_only=False)
     else:
-        if isinstance(encoder, Listener):
-            known = dict(zip(("hidden", "contents", "lengths"), heard(encoder, args.pictures, rng), strict=True))
+        if isinstance(encoder, AudioEncoder):
+            known = dict(zip(("hidden", "contents", "lengths"), heard(encoder, args.samples, rng), strict=True))
         else:
-            known = dict(zip(("hidden", "contents"), seen(encoder, args.pictures, rng), strict=True))
-        torch.save(known, kept)
+            known = dict(zip(("hidden", "contents"), seen(encoder, args.samples, rng), strict=True))
+        torch.save(known, cache)
     hidden, contents = known["hidden"].float(), known["contents"]
     lengths = known.get("lengths") or [N_TOKENS] * len(contents)
     print(f"{len(contents)} encoded in {time.monotonic() - started:.0f} s", flush=True)
-    table, n_slots = ("say-heard.pt", len(HEARD_SLOTS)) if args.sounds else ("say.pt", N_SLOTS)
-    if not (args.build / table).exists() or not args.fit_steps + args.say_steps:
+    table, n_slots = ("say-heard.pt", len(HEARD_SLOTS)) if args.audio else ("say.pt", N_SLOTS)
+    if not (args.build / table).exists() or not args.fit_steps + args.answer_steps:
         return
-    tables = Tables(args.sounds)
+    tables = Tables(args.audio)
     tables.load_state_dict(torch.load(args.build / table)["tables"])
     with torch.no_grad():
         wanted = tables(contents)
@@ -105,8 +105,9 @@ def main() -> None:
             print(f"fit {step} loss {loss.item():.4f} {time.monotonic() - started:.0f} s", flush=True)
     network, n_right, n_asked, total = demo_network(), 0, 0, 0.0
     optimizer = torch.optim.Adam(parameters)
-    for step in range(args.say_steps):
-        optimizer.param_groups[0]["lr"] = 6e-4 * min(1.0, (step + 1) / 10, (args.say_steps - step) / args.say_steps * 2)
+    for step in range(args.answer_steps):
+        n_left = args.answer_steps - step
+        optimizer.param_groups[0]["lr"] = 6e-4 * min(1.0, (step + 1) / 10, n_left / args.answer_steps * 2)
         rows = torch.randint(0, len(hidden), (args.batch,)).tolist()
         asked = [question(contents[row], rng.choice(abilities(contents[row])), rng) for row in rows]
         texts = [
@@ -120,11 +121,11 @@ def main() -> None:
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         n_right, n_asked, total = n_right + int(good.sum()), n_asked + len(good), total + loss.item()
-        if step % 10 == 9 or step == args.say_steps - 1:
+        if step % 10 == 9 or step == args.answer_steps - 1:
             print(f"say {step + 1} loss {total / 10:.4f} right {n_right / n_asked:.3f}", flush=True)
             n_right, n_asked, total = 0, 0, 0.0
             state["encoder"] = encoder.state_dict()
-            out = args.build / ("tuned-heard.pt" if args.sounds else "tuned.pt")
+            out = args.build / ("tuned-heard.pt" if args.audio else "tuned.pt")
             torch.save(state, out.with_suffix(".tmp"))
             out.with_suffix(".tmp").replace(out)
 

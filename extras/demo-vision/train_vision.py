@@ -1,4 +1,4 @@
-"""Second stage: the encoder learns what is in a picture and which embeddings say so, from labels."""
+"""Second stage: train the image encoder on labels of the contents and on their embeddings."""
 
 import argparse
 import time
@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from contents import ABSENT, IGNORED, N_SLOTS, OTHERS, SIZES, SLOTS, labels, letter_labels
 from encoder import SHAPE, Encoder, Shape
-from pictures import ALPHABET, N_LETTERS, Picture, draw
-from say import Tables
+from images import ALPHABET, N_LETTERS, Picture, draw
+from label_embeddings import Tables
 from torch import Tensor, nn
 from torch.nn import functional as F
 from training import Training
 
 BUILD = Path(__file__).parent / "build"
-HALVES = 2  # of a patch, from left to right: each is told which letter it belongs to
+HALVES = 2  # of a patch, from left to right; each has the label of its letter
 
 
 def letter_map(picture: Picture, side: int, patch: int) -> tuple[list[int], list[int]]:
-    """For each half of each patch: the letter there, and which of the word it is."""
+    """Return for each half of each patch the letter and its position in the word."""
     letters = np.full((side, side, HALVES), ABSENT)
     orders = np.full((side, side, HALVES), N_LETTERS)
     for order, (letter, left, top, right, bottom) in enumerate(picture.letters):
@@ -38,11 +38,10 @@ def letter_map(picture: Picture, side: int, patch: int) -> tuple[list[int], list
 
 @dataclass(frozen=True)
 class Batch:
-    """Pictures and what there is to see in them.
+    """Images and their labels.
 
-    embeddings: those to come to, (batch, token, dim); wanted: labels of the slots, (batch); letters: (batch, 6).
-    letter_map, order_map: (batch, token, HALVES).
-    kept: the patches that take part, (batch, token); None for all.
+    embeddings: the targets, (batch, token, dim). wanted: labels of the slots, (batch). letters: (batch, 6).
+    letter_map, order_map: (batch, token, HALVES). kept: the patches to use, (batch, token); None = all.
     """
 
     pixels: Tensor
@@ -56,7 +55,7 @@ class Batch:
 
 @torch.no_grad()
 def collated(pictures: list[Picture], tables: Tables, shape: Shape, rng: Random | None = None) -> Batch:
-    """The batch of some pictures. With rng not all patches take part: those of words alone."""
+    """Return the batch of some images. With rng, only a part of the patches is used, which needs images of words."""
     side = shape.image // shape.patch
     maps = [letter_map(picture, side, shape.patch) for picture in pictures]
     found = [labels(picture) for picture in pictures]
@@ -80,7 +79,7 @@ def collated(pictures: list[Picture], tables: Tables, shape: Shape, rng: Random 
 
 
 def _kept(pictures: list[Picture], shape: Shape, rng: Random) -> list[list[int]]:
-    """As many patches of each picture: the slots', those in the rows of its word, and some of the others."""
+    """Return equally many patches of each image: those of slots, those in the rows of the word, and random others."""
     side = shape.image // shape.patch
     found: list[list[int]] = []
     others: list[list[int]] = []
@@ -95,7 +94,7 @@ def _kept(pictures: list[Picture], shape: Shape, rng: Random) -> list[list[int]]
 
 
 class Readers(nn.Module):
-    """Linear maps from hidden states to labels: of the slots, and of each patch's letters."""
+    """Linear maps from hidden states to labels of slots, letters, and the letters of each patch."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -105,19 +104,19 @@ class Readers(nn.Module):
         self.order_map = nn.Linear(shape.dim, HALVES * (N_LETTERS + 1))
 
     def read(self, hidden: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Scores of the slots' labels and of the letters (batch, 6, 27), from the last hidden states."""
+        """Return scores of the slots' labels and of the letters (batch, 6, 27), from the last hidden states."""
         slots = {slot: reader(hidden[:, SLOTS[slot]]) for slot, reader in self.slots.items()}
         return slots, torch.stack([reader(hidden[:, i]) for i, reader in enumerate(self.letters)], 1)
 
 
 def _loss(scores: Tensor, wanted: Tensor) -> Tensor:
-    """Mean cross-entropy of those that have a label; 0 where none has."""
+    """Return the mean cross-entropy of the rows with a label; 0 without any."""
     total = F.cross_entropy(scores.float(), wanted, ignore_index=IGNORED, reduction="sum")
     return total / max(1, int((wanted != IGNORED).sum()))
 
 
 def _map_loss(scores: Tensor, wanted: Tensor) -> Tensor:
-    """As cross-entropy, but places without a letter (the last label) count a fifth."""
+    """Return the cross-entropy, where positions without a letter (the last label) have a weight of 0.2."""
     scores = scores.float().view(*wanted.shape, -1)
     weights = torch.ones(scores.shape[-1])
     weights[-1] = 0.2
@@ -125,7 +124,7 @@ def _map_loss(scores: Tensor, wanted: Tensor) -> Tensor:
 
 
 def losses(encoder: Encoder, readers: Readers, batch: Batch) -> tuple[dict[str, Tensor], dict[str, tuple[int, int]]]:
-    """Each label's loss, and how many of how many are right."""
+    """Return the losses by label, and the numbers of right and of all predictions."""
     wanted, letters = batch.wanted, batch.letters
     early, hidden = encoder(batch.pixels, batch.kept)
     scores, spelt = readers.read(hidden)
@@ -148,18 +147,18 @@ def losses(encoder: Encoder, readers: Readers, batch: Batch) -> tuple[dict[str, 
 
 
 def main() -> None:
-    """Train, go on from the checkpoint if there is one."""
+    """Train. Continues from the checkpoint if it exists."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=BUILD)
     parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--minutes", type=float, help="end after these minutes, not at a step")
+    parser.add_argument("--minutes", type=float, help="end after these minutes instead of at a step")
     parser.add_argument("--fall", type=float, default=0.25, help="share of the steps at a falling rate")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rate", type=float, default=0.004, help="of the matrices (Muon)")
-    parser.add_argument("--plain-share", type=float, default=0.0, help="of words, that are drawn plain")
-    parser.add_argument("--word-share", type=float, default=0.75, help="of the pictures, that are words")
+    parser.add_argument("--plain-share", type=float, default=0.0, help="share of words that are drawn plain")
+    parser.add_argument("--word-share", type=float, default=0.75, help="share of images of words")
     parser.add_argument(
-        "--part-share", type=float, default=0.75, help="of the batches of words, with a part of the patches"
+        "--part-share", type=float, default=0.75, help="share of batches of words with a part of the patches"
     )
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
@@ -205,7 +204,7 @@ def main() -> None:
                 flush=True,
             )
             right, n, sums = defaultdict(lambda: [0, 0]), 0, defaultdict(float)
-        training.save(at_once=left <= 0)
+        training.save(now=left <= 0)
 
 
 if __name__ == "__main__":

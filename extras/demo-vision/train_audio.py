@@ -1,4 +1,4 @@
-"""Third stage: the listener learns what is in a sound and which embeddings say so, from labels."""
+"""Third stage: train the audio encoder on labels of the contents and on their embeddings."""
 
 import argparse
 import time
@@ -8,10 +8,10 @@ from random import Random
 
 import numpy as np
 import torch
+from audio import Sound, mel_frames, sound
+from audio_encoder import FRAMES, SHAPE, AudioEncoder
 from contents import HEARD_SIZES, HEARD_SLOTS, IGNORED, labels
-from listener import FRAMES, SHAPE, Listener
-from say import Tables
-from sounds import Sound, mel_frames, sound
+from label_embeddings import Tables
 from torch import Tensor, nn
 from torch.nn import functional as F
 from training import Training
@@ -20,7 +20,7 @@ BUILD = Path(__file__).parent / "build"
 
 
 def by_seconds(sounds: list[Sound]) -> list[tuple[list[Sound], Tensor]]:
-    """Sounds with as many whole seconds together, and their mel frames (batch, mel, frame)."""
+    """Group audio by whole seconds. Returns the groups and their mel frames (batch, mel, frame)."""
     found: dict[int, list[tuple[Sound, np.ndarray]]] = defaultdict(list)
     for each in sounds:
         assert each.samples is not None
@@ -32,7 +32,7 @@ def by_seconds(sounds: list[Sound]) -> list[tuple[list[Sound], Tensor]]:
 
 
 def main() -> None:
-    """Train, go on from the checkpoint if there is one."""
+    """Train. Continues from the checkpoint if it exists."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=BUILD)
     parser.add_argument("--steps", type=int, default=1500)
@@ -43,10 +43,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    listener, tables = Listener(SHAPE), Tables(hears=True)
+    audio_encoder, tables = AudioEncoder(SHAPE), Tables(hears=True)
     tables.load_state_dict(torch.load(args.build / "say-heard.pt")["tables"])
-    readers = nn.ModuleDict({slot: nn.Linear(listener.shape.dim, size) for slot, size in HEARD_SIZES.items()})
-    training = Training(args.build / "hear.pt", listener, readers, args.rate)
+    readers = nn.ModuleDict({slot: nn.Linear(audio_encoder.shape.dim, size) for slot, size in HEARD_SIZES.items()})
+    training = Training(args.build / "hear.pt", audio_encoder, readers, args.rate)
     rates = args.rate, 0.3 * args.rate
     rng = Random(args.seed + training.step)
     started = time.monotonic()
@@ -55,11 +55,11 @@ def main() -> None:
     while (step := training.step) < args.steps:
         total = torch.zeros(())
         for heard, mel in by_seconds([sound(rng) for _ in range(args.batch)]):
-            hidden = listener(mel)
+            hidden = audio_encoder(mel)
             with torch.no_grad():
                 wanted = tables(heard)[:, : hidden.shape[1]]
             share = len(heard) / args.batch
-            error = (listener.project(hidden) - wanted).square().mean(2)
+            error = (audio_encoder.project(hidden) - wanted).square().mean(2)
             loss = 5 * (error[:, : len(HEARD_SLOTS)].mean() + error[:, len(HEARD_SLOTS) :].mean())
             off += share * loss.item()
             found = [labels(each) for each in heard]
@@ -80,7 +80,7 @@ def main() -> None:
             print(f"step {step} {time.monotonic() - started:.0f} s {shown} embeddings {off / 50:.3f}", flush=True)
             right.clear()
             off = 0.0
-        training.save(at_once=step == args.steps)
+        training.save(now=step == args.steps)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""150 prompts of people who try a server, asked of a running one: `python extras/demo-model/asked.py --help`.
+"""Score a running server with 150 handwritten prompts: `python extras/demo-model/handwritten.py --help`.
 
-`models/asked.jsonl` was written by hand before any of it was tried. A line has messages (between two of the user's the
-model's own answer is put), tools, and what passes: regular expressions that must, or must not, be found in the answer
-(ignoring case), or calls, which must be these with their arguments, in any order. An answer that a limit cut off fails.
+`models/asked.jsonl` was written by hand before any test of it. A line has messages (the model's replies are inserted
+between two user messages), tools, and the expected result: regular expressions that the reply must or must not match
+(ignoring case), or tool calls with their arguments in any order. Truncated replies fail.
 """
 
 import argparse
@@ -19,28 +19,28 @@ Case = dict[str, Any]
 
 
 def answer(client: httpx.Client, case: Case) -> dict[str, Any]:
-    """The last choice of the conversation."""
-    said: list[dict[str, Any]] = []
+    """Run the conversation and return its last choice."""
+    messages: list[dict[str, Any]] = []
     choice: dict[str, Any] = {}
     for i, message in enumerate(case["messages"]):
-        said.append(message)
+        messages.append(message)
         if message["role"] == "user" and i + 1 < len(case["messages"]):
             if case["messages"][i + 1]["role"] != "user":
                 continue
         elif i + 1 < len(case["messages"]):
             continue
-        body: dict[str, Any] = {"messages": said, "temperature": 0, "max_tokens": 400}
+        body: dict[str, Any] = {"messages": messages, "temperature": 0, "max_tokens": 400}
         if "tools" in case:
             body["tools"] = case["tools"]
         if "shape" in case:
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "shape", "schema": case["shape"]}}
         choice = client.post("/v1/chat/completions", json=body).raise_for_status().json()["choices"][0]
-        said.append(choice["message"])
+        messages.append(choice["message"])
     return choice
 
 
 def calls_of(message: dict[str, Any]) -> list[str]:
-    """Calls in one form and order; capital letters don't count. Arguments that a limit cut off stay as they are."""
+    """Return the calls in a canonical form and order, in lower case. Truncated arguments stay unchanged."""
     functions = [call["function"] for call in message.get("tool_calls") or []]
     return sorted(_plain({"name": f["name"], "arguments": _arguments(f["arguments"])}) for f in functions)
 
@@ -57,7 +57,7 @@ def _plain(call: object) -> str:
 
 
 def passes(case: Case, choice: dict[str, Any]) -> bool:
-    """Whether the choice is what the case asks for."""
+    """Return whether the choice is the expected result."""
     message = choice["message"]
     if choice["finish_reason"] == "length":
         return False
@@ -70,11 +70,11 @@ def passes(case: Case, choice: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://localhost:8080", help="of a server with the model")
     parser.add_argument("--cases", type=Path, default=MODELS / "asked.jsonl")
-    parser.add_argument("--out", type=Path, help="JSON file for the scores and every answer")
+    parser.add_argument("--out", type=Path, help="JSON file for the scores and all replies")
     args = parser.parse_args()
     passed: dict[str, list[bool]] = defaultdict(list)
     answers = {}
@@ -85,8 +85,8 @@ def main() -> None:
             good = passes(case, choice)
             passed[case["kind"]].append(good)
             message = choice["message"]
-            said = calls_of(message) or message.get("content")
-            answers[case["id"]] = {"passes": good, "asked": case["messages"][-1]["content"], "said": said}
+            reply = calls_of(message) or message.get("content")
+            answers[case["id"]] = {"passes": good, "asked": case["messages"][-1]["content"], "said": reply}
     scores = {kind: f"{sum(good)} of {len(good)}" for kind, good in passed.items()}
     for kind, score in scores.items():
         print(f"{kind:>16}  {score}")
