@@ -23,7 +23,7 @@ class SlotLocal(Placer):
             return super().find(sequence, now)
         idle = [slot for slot in self.slots if slot.idle]
         source, n = longest_match(idle, sequence.target, sequence.adapter_set, 0, sequence.n_reusable)
-        return self._in_cells(sequence, source, n, None)
+        return self._from_cells(sequence, source, n, None)
 
     @property
     def _ids_in_use(self) -> AbstractSet[int]:

@@ -148,7 +148,7 @@ class Placer:
             return None
         if entry is not None:
             return Placement(sequence, free, entry, n_stored)
-        return self._in_cells(sequence, source, n, wanted)
+        return self._from_cells(sequence, source, n, wanted)
 
     def wanted_slot(self, sequence: Sequence) -> Slot | None:
         """Return the slot of its `id_slot`; these ids run on across instances. None: any slot."""
@@ -169,7 +169,7 @@ class Placer:
         n_left = n - computing.n_computed
         return computing.phase is Phase.PREFILL and n_left >= (MIN_TOKENS if self.info.can_cut else 1)
 
-    def _in_cells(self, sequence: Sequence, source: Slot | None, n: int, wanted: Slot | None) -> Placement:
+    def _from_cells(self, sequence: Sequence, source: Slot | None, n: int, wanted: Slot | None) -> Placement:
         """Place the sequence on `n` tokens of `source`, in place or as a copy if copying pays."""
         slot = wanted or self._choose(sequence, source, n)
         own = slot.reusable(min(common_prefix(sequence.target, slot.tokens), sequence.n_reusable), sequence.adapter_set)
@@ -265,7 +265,7 @@ class Placer:
         return tuple(sorted({whole(media, mark) for mark in found})) if media else found
 
     def _choose(self, sequence: Sequence, source: Slot | None, n: int) -> Slot:
-        """Return the matching slot if little is lost by truncating it; otherwise the first slot to evict."""
+        """Return the matching slot if little is lost by truncating it; otherwise the cheapest idle one."""
         if source is not None and source.idle:
             similar = n > self.params.slot_prompt_similarity * len(sequence.target) > 0
             if similar and len(source.tokens) - n <= n:

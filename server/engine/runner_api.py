@@ -31,7 +31,7 @@ class RunnerInfo:
     can_shift: bool = False  # positions of cells can be shifted
     can_cut: bool = True  # sequences can be truncated
     n_draft_max: int = 0  # most draft tokens per sequence and batch
-    n_more_outputs: int = 1  # outputs of a batch besides one per sequence: for drafts and prompt log probabilities
+    n_extra_outputs: int = 1  # outputs of a batch besides one per sequence: for drafts and prompt log probabilities
     free_bytes: int = 0  # free memory when the context was created; 0 = unknown
     turn_ends: frozenset[int] = frozenset()  # tokens that end a chat turn
     evaluation_s: float = 0.0  # seconds per additional graph evaluation in a step; 0 = not measured or not applicable

@@ -6,8 +6,9 @@ One step: `place` until nothing can be placed or the step's time for moves is sp
 plan.
 
 `plan` takes the next tokens of the decoding sequences whose turn it is (`_members`), with draft tokens. It then fills
-the step's budget with prefill tokens, one prompt after the other (`in_order`), because many short runs cost more than
-one long run. `batches` splits the runs into library calls. The budget adapts to measured step times (`StepSize`).
+the step's budget with prefill tokens, one prompt after the other (`in_prefill_order`), because many short runs cost
+more than one long run. `batches` splits the runs into library calls. The budget adapts to measured step times
+(`StepSize`).
 
 On a CPU, ggml computes attention in tiles of 64 tokens; a partial tile takes as long as a full one
 (ggml-cpu/common.h, GGML_FA_TILE_Q). So budgets are multiples of these tiles, and of `n_ubatch`, the tokens of one
@@ -47,7 +48,7 @@ STEP_TARGET_SHARE = 0.9
 REDUCTION_FACTOR = 0.75  # a budget is reduced to at most this share of itself, so that the saving exceeds noise
 
 
-def in_order(prefilling: Iterable[Sequence], rate: float, served: Callable[[str], float]) -> list[Sequence]:
+def in_prefill_order(prefilling: Iterable[Sequence], rate: float, served: Callable[[str], float]) -> list[Sequence]:
     """Return `prefilling` in prefill order.
 
     The key is the number of tokens left to compute, so that short prompts do not wait for long ones; plus the tokens
@@ -283,7 +284,9 @@ class Scheduler:
         while n_pending > self.info.n_batch:  # decode the others in a later step
             n_pending -= 1 + fitting[-1].n_rolled_back
             fitting = fitting[:-1]
-        n_outputs = self.info.n_more_outputs // (2 if any(s.unscored for s in self.active()) else 1)  # half for prompts
+        n_outputs = self.info.n_extra_outputs
+        if any(s.unscored for s in self.active()):  # half of them are left to scored prompts
+            n_outputs //= 2
         is_quarantined = bool(fitting) and fitting[0].quarantined_until > 0  # then it is alone
         max_drafts = 0 if is_quarantined else min(self.kv_budget.max_batch - n_pending, n_outputs)
         drafts = propose(fitting, max_drafts) if propose is not None and fitting else [[]] * len(fitting)
@@ -299,16 +302,16 @@ class Scheduler:
         may arrive. A live prefill may be long, since background sequences do not take part in its steps (`_members`).
         """
         live = [s for s in self.active() if not is_background(s)]
-        others_wait = n_decode or not is_live or any(s.phase is Phase.DECODE for s in live)
+        is_short = n_decode or not is_live or any(s.phase is Phase.DECODE for s in live)
         n_spent = self.move_budget.spent_s * self.move_budget.prefill_rate
-        size = self.step_size.left_after(n_spent) if others_wait else self.step_size_prefill_only.size
+        size = self.step_size.left_after(n_spent) if is_short else self.step_size_prefill_only.size
         if n_decode and self.params.max_prefill_tokens:
             return min(size, self.params.max_prefill_tokens)
         # with separate KV, prefill is evaluated separately: decode tokens do not reduce the budget
         return max(size - n_decode if self.info.unified else size, self.params.min_chunk if n_decode else 1)
 
     def _prefill_runs(self, prefilling: list[Sequence], decode: list[TokenRun]) -> list[TokenRun]:
-        """Return the prefill runs of the step besides the `decode` runs, in the order of `in_order`.
+        """Return the prefill runs of the step besides the `decode` runs, in the order of `in_prefill_order`.
 
         With separate KV, a prompt between two sequences of the step gets at least one token, so that its neighbours
         share an evaluation. Otherwise, in `benchmarks.simulation`, 64 slots generate an eighth of the tokens.
@@ -318,13 +321,13 @@ class Scheduler:
         budget = min(self._prefill_budget(n_decode, is_live=not all(map(is_background, prefilling))), longest)
         if n_decode and self.params.max_prefill_tokens:
             longest = budget
-        n_to_score = self.info.n_more_outputs - sum([run.n_outputs - 1 for run in decode])
+        n_to_score = self.info.n_extra_outputs - sum([run.n_outputs - 1 for run in decode])
         bridging: set[int] = set()
         if decode and not self.info.unified:
             ids = {s.held.id for s in prefilling}
             bridging = set(sorted(self._bridging(ids, ids | {run.seq for run in decode}))[: budget // 2])
         runs: list[TokenRun] = []
-        for s in in_order(prefilling, self.move_budget.prefill_rate, self._counters.served):
+        for s in in_prefill_order(prefilling, self.move_budget.prefill_rate, self._counters.served):
             if budget <= len(bridging) and s.held.id not in bridging:  # the rest is one token per bridging prompt
                 continue
             bridging.discard(s.held.id)
@@ -407,7 +410,7 @@ class Scheduler:
         self.kv_budget.decoded()
         self.move_budget.spent_s = 0.0  # other sequences got their tokens; the next work has a full step's time
         self._turn_s, self._last_s = self._turn_s + seconds, seconds
-        n_tokens, n_of_prompts, n_prompts, generating = 0, 0, 0, Phase.DECODE
+        n_tokens, n_of_prompts, n_prompts, decode_phase = 0, 0, 0, Phase.DECODE
         for run in runs:
             sequence, tokens = run.sequence, run.tokens
             slot, n = sequence.slot, len(tokens)
@@ -418,14 +421,14 @@ class Scheduler:
             n_tokens += n
             if sequence.quarantined_until and len(slot.tokens) >= sequence.quarantined_until:
                 sequence.quarantined_until = 0
-            if sequence.phase is generating:
+            if sequence.phase is decode_phase:
                 sequence.n_rolled_back = 0
                 self._counters.serve(sequence.request.client, OUTPUT_WEIGHT)
                 continue
             n_prompts += 1
             n_of_prompts += n
             if len(slot.tokens) == len(sequence.target):
-                sequence.phase, sequence.encodings = generating, {}
+                sequence.phase, sequence.encodings = decode_phase, {}
         n_copies, self.move_budget.n_copies = self.move_budget.n_copies, 0
         if n_copies or not is_timed:
             return

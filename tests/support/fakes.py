@@ -157,7 +157,7 @@ class FakeRunner:
         steps: threading.Semaphore | None = None,
         on_decode: Callable[[Sequence[BatchEntry]], None] | None = None,
         together: bool = False,
-        n_more_outputs: int = 512,
+        n_extra_outputs: int = 512,
         encoder: MediaEncoder | None = None,
         n_state_bytes: int = 0,
         n_checkpoint_bytes: int = 0,
@@ -167,7 +167,7 @@ class FakeRunner:
         self.info = RunnerInfo(
             *(n_seq, n_ctx_seq, n_cells or n_seq * n_ctx_seq, n_batch, n_batch, unified, True, partial_removal, 64),
             turn_ends=FakeVocab.eog,
-            n_more_outputs=n_more_outputs,
+            n_extra_outputs=n_extra_outputs,
             n_rollback=n_rollback,
         )
         self._removable: dict[int, int] = {}  # cells by sequence of the last decode, see `RunnerInfo.n_rollback`

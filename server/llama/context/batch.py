@@ -19,11 +19,11 @@ class Batch:
     The arrays are ctypes', not numpy's: a slice of a few tokens, as in most steps, takes a third of the time.
     """
 
-    def __init__(self, capacity: int, n_seq: int, n_vocab: int, n_more_outputs: int = 0, n_pos: int = 1) -> None:
-        """`n_more_outputs`: outputs besides one for each sequence. `n_pos`: positions of each token."""
+    def __init__(self, capacity: int, n_seq: int, n_vocab: int, n_extra_outputs: int = 0, n_pos: int = 1) -> None:
+        """`n_extra_outputs`: outputs besides one for each sequence. `n_pos`: positions of each token."""
         self.capacity = capacity
         self._n_seq = n_seq
-        self._max_outputs = n_seq + n_more_outputs
+        self._max_outputs = n_seq + n_extra_outputs
         self._n_vocab = n_vocab
         # Any: typeshed wants c_int32 objects in slices, ctypes takes ints
         self._token: Any = (ctypes.c_int32 * capacity)()

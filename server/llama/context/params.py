@@ -114,14 +114,14 @@ def runner_info(context: int, model: int, params: ctypes.Structure, native: Load
         can_shift=bool(C.llama_memory_can_shift(C.llama_get_memory(context))),
         can_cut=not (windowed(model, native) or stateful(model)),
         n_rollback=C.llama_n_rs_seq(context),
-        n_more_outputs=int(params.n_outputs_max) - n_seq,
+        n_extra_outputs=int(params.n_outputs_max) - n_seq,
         free_bytes=available_bytes(),
         deferred=offloads(native),
     )
 
 
-def context_params(model: str, native: LoadParams, n_more_outputs: int = 0) -> ctypes.Structure:
-    """Return the parameters of a context. `n_more_outputs`: besides one for each sequence. Raises `ModelFailed`."""
+def context_params(model: str, native: LoadParams, n_extra_outputs: int = 0) -> ctypes.Structure:
+    """Return the parameters of a context. `n_extra_outputs`: besides one for each sequence. Raises `ModelFailed`."""
     _check(model, native)
     n_seq = native.n_slots
     params: ctypes.Structure = C.llama_context_default_params()
@@ -129,8 +129,8 @@ def context_params(model: str, native: LoadParams, n_more_outputs: int = 0) -> c
         setattr(params, name, getattr(native, name))
     params.n_seq_max = n_seq
     params.kv_unified = native.unified
-    params.n_outputs_max = n_seq + n_more_outputs
-    params.n_outputs_max_per_seq = 1 + n_more_outputs
+    params.n_outputs_max = n_seq + n_extra_outputs
+    params.n_outputs_max_per_seq = 1 + n_extra_outputs
     params.n_batch = max(native.n_batch, n_seq)
     params.n_threads = n_threads(native.n_threads)
     params.n_threads_batch = params.n_threads if native.n_threads_batch < 0 else n_threads(native.n_threads_batch)

@@ -79,7 +79,7 @@ class NativeSequences(NativeContext):
         """`n_swa`: size of the sliding window, 0 = none. `stateful`: whether the model is recurrent or hybrid."""
         super().__init__(context)
         self.info = info
-        self._batch = Batch(info.n_batch, info.n_seq, n_vocab, info.n_more_outputs)
+        self._batch = Batch(info.n_batch, info.n_seq, n_vocab, info.n_extra_outputs)
         self._n_swa = n_swa
         self._stateful = stateful
         self._pending: set[int] = set()

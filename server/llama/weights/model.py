@@ -221,7 +221,7 @@ class LlamaWeights:
             self.media.serves(info.n_ctx_seq)
         info = replace(
             info,
-            n_draft_max=min(spec.engine.n_draft_max, info.n_more_outputs),
+            n_draft_max=min(spec.engine.n_draft_max, info.n_extra_outputs),
             turn_ends=self.vocab.turn_ends(),
             evaluation_s=evaluation_s,
             copy_s=copy_s,
@@ -246,7 +246,7 @@ class LlamaWeights:
         params = heads_params(model, self._spec, target)
         context = new_context(model, params, self._spec.id, "no context of its MTP heads")
         count_context(self._footprints, context, self._spec.native)
-        info = replace(info, n_batch=C.llama_n_batch(context), n_rollback=0, n_more_outputs=0)
+        info = replace(info, n_batch=C.llama_n_batch(context), n_rollback=0, n_extra_outputs=0)
         heads = LlamaMtpHeads(target, context, info, self.vocab.n_tokens, C.llama_model_n_embd_out(model))
         heads.pools = thread_pools(self._spec.native, params)
         return heads

@@ -202,7 +202,7 @@ async def test_prompt_logprobs_are_those_of_single_token_decodes(gguf_folder: Pa
     weights = load(path, flash_attn="off")
     with closing(weights.runner()) as runner:
         tokens = prompt_tokens(runner.vocab, TEXT)
-        assert 1 < runner.info.n_more_outputs < len(tokens)
+        assert 1 < runner.info.n_extra_outputs < len(tokens)
         expected = []
         for at, (token, next_token) in enumerate(pairwise(tokens)):
             assert runner.decode([Entry(0, at, [token])])
@@ -226,7 +226,7 @@ async def test_prompt_logprobs_are_those_of_single_token_decodes(gguf_folder: Pa
 def test_rejects_a_batch_with_more_outputs_than_the_context_has(gguf_folder: Path) -> None:
     """The library would abort."""
     with open_runner(gguf_file(gguf_folder, PLAIN), n_parallel=2) as runner:
-        n = runner.info.n_more_outputs
+        n = runner.info.n_extra_outputs
         tokens = [5] * (n + 1)
         assert runner.decode([Entry(0, 0, tokens, n_outputs=len(tokens)), Entry(1, 0, tokens)])
         assert runner.logprobs(n, 5, 1).top[0].logprob <= 0.0

@@ -87,8 +87,8 @@ async def test_prompt_logprobs_cover_text_tokens_and_are_none_for_media_tokens()
     scored = {"prompt_logprobs": True, "want_logprobs": True, "n_probs": 1, "max_tokens": 1}
     parts = [f"text{TEXT}", image("a"), "and", image("b", causal=False), image("a", 20, 5), TEXT, image("c")]
     by_outputs: list[list[TokenLogprob | None]] = []
-    for n_more_outputs in (1, 7, 1000):
-        async with engine_over(FakeRunner(n_more_outputs=n_more_outputs, encoder=FakeEncoder())) as engine:
+    for n_extra_outputs in (1, 7, 1000):
+        async with engine_over(FakeRunner(n_extra_outputs=n_extra_outputs, encoder=FakeEncoder())) as engine:
             await run(engine, media_request(parts))
             (reply,) = await run(engine, media_request(parts, **scored))
             (other,) = await run(engine, media_request(["other", *parts[1:]], **scored))

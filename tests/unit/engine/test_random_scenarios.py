@@ -249,7 +249,7 @@ class Scenario:
         self.media = {name: self._medium(name, n_batch) for name in ("a", "b", "c")} if rng.random() < 0.5 else {}
         self.encoder = FaultyEncoder(Faults(f"{seed} encoder", self.faulty)) if self.media else None
         self.files = FaultyFiles(Faults(f"{seed} files", self.faulty)) if rng.random() < 0.5 else None
-        n_cells, n_more_outputs = rng.choice([300, 400, 700]) if unified else None, rng.choice([1, 5, 64])
+        n_cells, n_extra_outputs = rng.choice([300, 400, 700]) if unified else None, rng.choice([1, 5, 64])
         may_die, drafts = rng.random() < 0.4, rng.random() < 0.25
         costs: dict[str, Any] = {}
         if not unified and rng.random() < 0.5:  # sequences are relocated to adjacent slots
@@ -267,7 +267,7 @@ class Scenario:
                 n_batch=n_batch,
                 unified=unified,
                 n_cells=n_cells,
-                n_more_outputs=n_more_outputs,
+                n_extra_outputs=n_extra_outputs,
                 replies=self.replies,
             )
             made.adapters, made.encoder = ADAPTERS, self.encoder

@@ -122,13 +122,13 @@ def expected_logprobs(req: Request) -> list[TokenLogprob | None]:
     return tokens
 
 
-@pytest.mark.parametrize("n_more_outputs", [1, 7, 1000])
-async def test_every_prompt_token_except_the_first_gets_a_logprob(n_more_outputs: int) -> None:
-    runner = FakeRunner(n_more_outputs=n_more_outputs)
+@pytest.mark.parametrize("n_extra_outputs", [1, 7, 1000])
+async def test_every_prompt_token_except_the_first_gets_a_logprob(n_extra_outputs: int) -> None:
+    runner = FakeRunner(n_extra_outputs=n_extra_outputs)
     async with engine_over(runner) as engine:
         (reply,) = await run(engine, scored(TEXT))
     assert prompt_logprobs(reply) == expected_logprobs(scored(TEXT))
-    assert max(n for batch in runner.batches for _, n in batch) <= max(n_more_outputs, 1)
+    assert max(n for batch in runner.batches for _, n in batch) <= max(n_extra_outputs, 1)
     kinds = [type(event) for event in reply.events]
     assert kinds.index(Started) > max(i for i, kind in enumerate(kinds) if kind is PromptLogprobs)
     assert reply.finished[0].n_predicted == 1
@@ -136,7 +136,7 @@ async def test_every_prompt_token_except_the_first_gets_a_logprob(n_more_outputs
 
 @pytest.mark.parametrize("max_tokens", [0, 5])
 async def test_only_the_first_choice_computes_prompt_logprobs(max_tokens: int) -> None:
-    async with engine_over(FakeRunner(n_seq=3, n_more_outputs=8)) as engine:
+    async with engine_over(FakeRunner(n_seq=3, n_extra_outputs=8)) as engine:
         (reply,) = await run(engine, scored(TEXT, n=3, max_tokens=max_tokens))
     assert prompt_logprobs(reply) == expected_logprobs(scored(TEXT))
     assert {event.index for event in reply.events if isinstance(event, PromptLogprobs)} == {0}
@@ -145,7 +145,7 @@ async def test_only_the_first_choice_computes_prompt_logprobs(max_tokens: int) -
 
 async def test_prompt_preempted_during_prefill_gets_each_logprob_once() -> None:
     """The unified cells run out while the younger request is prefilled; it is preempted and resumes."""
-    runner = FakeRunner(n_seq=2, n_ctx_seq=320, n_cells=320, unified=True, n_more_outputs=1)
+    runner = FakeRunner(n_seq=2, n_ctx_seq=320, n_cells=320, unified=True, n_extra_outputs=1)
     long = scored("p" * 180)
     async with engine_over(runner) as engine:
         first, second = await run(engine, request("first", max_tokens=300), long)

@@ -1,4 +1,4 @@
-"""The order of prefills (`in_order`), and the adaptive number of tokens per step (`StepSize`). Pure."""
+"""The order of prefills (`in_prefill_order`), and the adaptive number of tokens per step (`StepSize`). Pure."""
 
 import math
 import random
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.scheduler import AGING_WEIGHT, StepSize, in_order
+from server.engine.scheduler import AGING_WEIGHT, StepSize, in_prefill_order
 from server.engine.sequence import Sequence, Slot
 from tests.unit.engine.builders import sequence
 
@@ -24,7 +24,7 @@ def prompt(n: int, *, at: float = 0.0, priority: int = 0, served: float = 0.0) -
 
 
 def ordered(prompts: list[Sequence], rate: float = RATE) -> list[Sequence]:
-    return in_order(prompts, rate, float)
+    return in_prefill_order(prompts, rate, float)
 
 
 def test_short_prompt_is_prefilled_before_an_older_long_one() -> None:

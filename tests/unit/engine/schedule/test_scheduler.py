@@ -192,7 +192,7 @@ def test_sequence_whose_medium_cannot_be_encoded_is_left_out_of_the_step() -> No
 
 
 def test_drafts_leave_outputs_for_prompt_logprobs() -> None:
-    s = Scheduler(RunnerInfo(2, 1000, 2000, 512, 512, False, n_more_outputs=16), EngineParams())
+    s = Scheduler(RunnerInfo(2, 1000, 2000, 512, 512, False, n_extra_outputs=16), EngineParams())
     running, scored = decoding(s, [1] * 10), placed(s, [2] * 40, prompt_logprobs=True)
     runs = s.plan(lambda sequences, room: [[7] * room for _ in sequences])
     assert [run.sequence for run in runs] == [running, scored]
