@@ -77,7 +77,8 @@ def run_client(model: str, server: str, load: str, port: int, seconds: int) -> R
             command = ["ab", "-q", "-k", f"-c{N_CONNECTIONS}", f"-t{seconds}", "-n1000000", *body]
             command.append(f"{url}/v1/completions")
         else:
-            command = ["wrk", "-t1", f"-c{N_CONNECTIONS}", f"-d{seconds}s", "--latency", "-s", file.name, url]
+            limits = [f"-c{N_CONNECTIONS}", f"-d{seconds}s", "--timeout", "60s"]  # a reply after 2 s is no error
+            command = ["wrk", "-t1", *limits, "--latency", "-s", file.name, url]
         try:
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         except FileNotFoundError as error:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -224,9 +225,9 @@ async def test_mtp_heads_save_steps_and_do_not_change_the_reply(
     n_tokens, costs_ms = 60, ((10.0, 0.1), (0.2, 0.02))
     plain = load(gguf_file(tmp_path, model), replace(NATIVE, kv_unified=unified, mtp=False), spec_type="none")
     drafting = load_heads(tmp_path, model, unified=unified)
-    requests = greedy_requests(n, n_tokens)
-    expected, n_steps = await run_on(plain.runner(), requests, Machine(*costs_ms), spec_type="none")
-    replies, n_drafting_steps = await run_on(drafting.runner(), requests, Machine(*costs_ms), **MTP)
+    requests, machine = greedy_requests(n, n_tokens), partial(Machine, *costs_ms, unified=unified)
+    expected, n_steps = await run_on(plain.runner(), requests, machine(), spec_type="none")
+    replies, n_drafting_steps = await run_on(drafting.runner(), requests, machine(), **MTP)
     assert [reply.tokens for reply in replies] == [reply.tokens for reply in expected]
     timings = [reply.finished[0].timings for reply in replies]
     n_drafted, n_accepted = sum(t.draft_n for t in timings), sum(t.draft_n_accepted for t in timings)

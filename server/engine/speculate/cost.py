@@ -36,7 +36,7 @@ _MIN_GAIN = 0.01  # required gain, because costs and rates are estimates
 class StepCost:
     """Seconds of a step by its number of tokens, interpolated linearly between measured sizes.
 
-    The cost of a size is the first quartile of its last measurements, because other processes only make steps longer.
+    The cost of a size is the lower third of its last measurements, because other processes only make steps longer.
     It is at least that of a smaller size. The cost expected before counts as the first measurement, so that one
     disturbed step does not exclude a size.
 
@@ -72,8 +72,8 @@ class StepCost:
             return 0.0
         if self._curve is None:
             sizes = sorted(self._last)
-            quartiles = [sorted(self._last[n])[len(self._last[n]) // 4] for n in sizes]
-            known, first, last = list(accumulate(quartiles, max)), sizes[0], sizes[-1]
+            thirds = [sorted(self._last[n])[len(self._last[n]) // 3] for n in sizes]
+            known, first, last = list(accumulate(thirds, max)), sizes[0], sizes[-1]
             token_s = self.token_cost * known[0] / first
             slope_s = (known[-1] - known[0]) / (last - first) if last > first else token_s
             near_s = known[-1] + min(token_s, slope_s) * (_NEAR_FACTOR - 1) * last
@@ -98,18 +98,18 @@ def draft_length(
 
     The gain is the sum of the logarithms of all sequences' tokens per second, compared with no drafts. `rates`: the
     acceptance rate of each sequence, in descending order. `n_tokens`: tokens of the step without drafts. `step_s`:
-    seconds of a step of so many tokens with drafts of a length. `max_length` and `max_total` limit each draft and the
-    tokens of all drafts. `draft_s`: seconds to propose one more token for so many sequences. All drafts have one
+    seconds of a step by the number of its drafts and their length. `max_length` and `max_total` limit each draft and
+    the tokens of all drafts. `draft_s`: seconds to propose one more token for so many sequences. All drafts have one
     length, because with separate KV each other length takes another graph evaluation.
     """
-    n, base_s, best = len(rates), step_s(n_tokens, 0), (0, 0, _MIN_GAIN * (1 + n_tokens))
+    n, base_s, best = len(rates), step_s(0, 0), (0, 0, _MIN_GAIN * (1 + n_tokens))
     rows = [_log_tokens(round(rate, 2)) for rate in rates]
     for count in sorted({1, n // 4, n // 2, n} - {0}):
         logs = list(map(sum, zip(*rows[:count], strict=True)))
         for length, gained in zip(LENGTHS, logs, strict=True):
             if length > max_length or count * length > max_total:
                 break
-            seconds = step_s(n_tokens + count * length, length) + (length * draft_s(count) if draft_s else 0.0)
+            seconds = step_s(count, length) + (length * draft_s(count) if draft_s else 0.0)
             gain = gained - n_tokens * log(seconds / base_s)
             if gain > best[2]:
                 best = count, length, gain

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from server.engine.cache.prefix_cache import common_prefix
 from server.engine.runner_api import BatchEntry, DraftRunner, MtpHeads
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import StepCost
+from server.engine.speculate.cost import GPU_TOKEN_COST, TOKEN_COST, StepCost
 
 _MIN_COPIED = 32  # additional tokens for which a slot copies the cells of another
 MAX_MISSING = 16  # tokens that may be missing when a draft starts: tokens since the last draft, or a short prompt
@@ -27,7 +27,7 @@ class DraftModel:
     ) -> None:
         """Create the draft context. `ends`: tokens that end a text."""
         self.name = "the draft model" if heads is None else "the model's MTP heads"
-        self.cost = StepCost()
+        self.cost = StepCost(GPU_TOKEN_COST if runner.info.deferred else TOKEN_COST)
         self.token_s = 0.0
         self.n_ctx_seq = runner.info.n_ctx_seq
         self._n_batch = runner.info.n_batch

@@ -1,9 +1,10 @@
 """Draft tokens of each step of one instance, and measurements of their cost. Used by its step thread."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
 from math import expm1, inf
 from operator import itemgetter
 from random import Random
@@ -27,7 +28,6 @@ _INDEXED_REPLY = 1024  # reply tokens for which an index has space; older ones a
 _MIN_REPLY = 3  # tokens; shorter replies gain nothing, because the token after a draft is the model's
 _GOOD_TEXT_RATE = 0.5  # acceptance rate of text drafts that makes a draft model unnecessary: one token is expected
 _RATE_RECOVERY = 1 / 256  # recovery towards `MODEL_RATE` per step, so that a draft model is tried again
-_FIRST_DRAFT = 2  # tokens of a draft model's first draft, whose cost is unknown
 _UNTRIED_GAIN = 0.2  # assumed gain of a sequence from a draft model before its first draft
 _DRAFT_COST = 0.15  # initial cost of a draft step, as a share of the model's step
 _PREFILL_COST = 0.1  # initial cost of a prefill token, as a share of a draft token
@@ -59,6 +59,7 @@ class Speculation:
         share = GPU_TOKEN_COST if self._info.deferred else TOKEN_COST
         self._max_removable = self._info.n_draft_max if self._info.can_cut else self._info.n_rollback
         self._cost = StepCost(share if self._max_removable else share / _REDECODE_FACTOR)
+        self._is_split = self._max_removable > 0 and not self._info.unified
 
     def begin(self, sequence: Sequence) -> None:
         """Set up `sequence`, which got a slot for the first time."""
@@ -129,9 +130,10 @@ class Speculation:
         if not synthetic:
             rates, longest = [rate for rate, _, _ in offers], max([longest for _, longest, _ in offers])
             draft_s = self._draft_s(self._cost.of(n)) if by_model else None
-            count, length, _ = draft_length(rates, n, self._step_s(n), longest, max_total, draft_s)
+            step_s = self._step_s([s.held.id for s in texts], [s.held.id for *_, s in offers])
+            count, length, _ = draft_length(rates, n, step_s, longest, max_total, draft_s)
             if not count and self._is_untried and offers[0][2] in by_model:
-                count, length = 1, min(_FIRST_DRAFT, max_total)
+                count = length = 1
         drafts: dict[Sequence, list[int]] = {}
         wanted: dict[Sequence, int] = {}
         for _, longest, sequence in offers[:count]:
@@ -173,7 +175,7 @@ class Speculation:
         token_s = model.token_s or _PREFILL_COST * _DRAFT_COST * base_s / n
         longest = self._longest(sequence, sequence.draft_state.max_model_draft)
         rates, draft_s = [sequence.draft_state.draft_acceptance] * n_wanted, self._draft_s(base_s)
-        _, _, gain = draft_length(rates, n, self._step_s(n), longest, n_wanted * longest, draft_s)
+        _, _, gain = draft_length(rates, n, self._step_s(range(n), range(n_wanted)), longest, n_wanted * longest, draft_s)
         gain = max(gain, _UNTRIED_GAIN * n_wanted if self._is_untried else 0.0)
         left = max(_REPLY_TOKENS - n_out, _REPLY_TOKENS // 4)
         if request.max_tokens >= 0:
@@ -186,14 +188,41 @@ class Speculation:
         """Whether the draft model has made no draft yet, so that its cost is unknown."""
         return self._model is not None and not self._model.cost.of(1)
 
-    def _step_s(self, n: int) -> Callable[[int, int], float]:
-        """Return a function of the seconds of a step, by its number of tokens (`n` without drafts) and the length of
-        drafts. If drafts are too long to be removed, accepted tokens are decoded again.
+    def _step_s(self, ids: Seq[int], drafting: Seq[int]) -> Callable[[int, int], float]:
+        """Return a function of the seconds of a step of the slots `ids`, by the number of drafts and their length.
+
+        The slots `drafting` get drafts in this order. If drafts are too long to be removed, accepted tokens are decoded
+        again.
         """
-        cost, base_s, longest = self._cost, self._cost.of(n), self._max_removable
-        return lambda n_tokens, length: (
-            base_s + (1.0 if length <= longest else _REDECODE_FACTOR) * max(cost.of(n_tokens) - base_s, 0.0)
-        )
+        longest, base_s = self._max_removable, self._seconds(self._evaluations(ids, ()), 0)
+        evaluations = cache(lambda count: self._evaluations(ids, drafting[:count]))
+
+        def seconds(count: int, length: int) -> float:
+            more_s = max(self._seconds(evaluations(count), length) - base_s, 0.0)
+            return base_s + (1.0 if length <= longest else _REDECODE_FACTOR) * more_s
+
+        return seconds
+
+    def _seconds(self, evaluations: Iterable[tuple[int, int]], length: float) -> float:
+        return sum([self._cost.of(round(n + n_drafts * length)) for n, n_drafts in evaluations])
+
+    def _evaluations(self, ids: Seq[int], drafting: Seq[int]) -> list[tuple[int, int]]:
+        """Return the number of next tokens and of drafts in each evaluation of a step of the slots `ids`.
+
+        With separate KV, the library evaluates only neighbours together, and drafts apart from next tokens if not all
+        neighbours have one (llama-batch.cpp, split_equal). Steps that save states for a rollback count as one
+        evaluation, because their time includes that of saving.
+        """
+        if not self._is_split:
+            return [(len(ids), len(drafting))]
+        evaluations: list[tuple[int, int]] = []
+        for group in neighbours(ids):
+            drafts = [seq for seq in group if seq in drafting]
+            if len(drafts) in (0, len(group)):
+                evaluations.append((len(group), len(drafts)))
+            else:
+                evaluations += [(len(group), 0), *((0, len(each)) for each in neighbours(drafts))]
+        return evaluations
 
     def _draft_s(self, base_s: float) -> Callable[[int], float]:
         """Return a function of the seconds of one more token by the draft model, by the number of drafts."""
@@ -220,5 +249,23 @@ class Speculation:
 
     def observe(self, runs: Seq[TokenRun], n_prompt: int, seconds: float) -> None:
         """Record that a step with `runs`, of which `n_prompt` tokens were prefill, took `seconds`."""
-        if not n_prompt:
-            self._cost.observe(sum([len(e.tokens) for e in runs]), seconds)
+        if n_prompt:
+            return
+        drafting = [run.seq for run in runs if len(run.tokens) > 1]
+        n_drafted = sum([len(run.tokens) for run in runs]) - len(runs)
+        length = n_drafted / len(drafting) if drafting else 0.0
+        sizes = [round(n + n_drafts * length) for n, n_drafts in self._evaluations([run.seq for run in runs], drafting)]
+        estimates = [self._cost.of(size) or size for size in sizes]
+        for size, estimate in zip(sizes, estimates, strict=True):  # the measured time is divided like the estimated one
+            self._cost.observe(size, seconds * estimate / sum(estimates))
+
+
+def neighbours(ids: Iterable[int]) -> list[list[int]]:
+    """Return the groups of consecutive `ids`."""
+    groups: list[list[int]] = []
+    for seq in sorted(ids):
+        if groups and groups[-1][-1] == seq - 1:
+            groups[-1].append(seq)
+        else:
+            groups.append([seq])
+    return groups

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from server.engine.runner_api import BatchEntry
-from tests.support.fakes import FakeRunner
+from tests.support.fakes import FakeRunner, evaluations
+
+N_UBATCH = 512
 
 
 class FakeDraft:
@@ -68,29 +70,40 @@ class FakeDraft:
 
 
 class Machine:
-    """A clock that advances by the cost of decodes: the milliseconds of a decode, and of each of its tokens."""
+    """A clock that advances by the cost of decodes: the milliseconds of each evaluation, and of each token.
 
-    def __init__(self, step_ms: tuple[float, float] = (10.0, 1.0), draft_ms: tuple[float, float] = (0.5, 0.1)) -> None:
+    With ``unified`` KV a decode is one evaluation.
+    """
+
+    def __init__(
+        self,
+        step_ms: tuple[float, float] = (10.0, 1.0),
+        draft_ms: tuple[float, float] = (0.5, 0.1),
+        *,
+        unified: bool = False,
+    ) -> None:
         self._now = 0.0
         self._step_ms = step_ms
         self._draft_ms = draft_ms
+        self._unified = unified
 
     def __call__(self) -> float:
         return self._now
 
     def step(self, entries: Sequence[BatchEntry]) -> None:
         """Advance by a decode of the model."""
-        self._spend(self._step_ms, entries)
+        runs = [(entry.seq, len(entry.tokens)) for entry in entries]
+        self._spend(self._step_ms, entries, 1 if self._unified else evaluations(runs, N_UBATCH))
 
     def draft(self, entries: Sequence[BatchEntry]) -> None:
         """Advance by a decode of the draft model."""
-        self._spend(self._draft_ms, entries)
+        self._spend(self._draft_ms, entries, 1)
 
     def wait(self, seconds: float) -> None:
         self._now += seconds
 
-    def _spend(self, ms: tuple[float, float], entries: Sequence[BatchEntry]) -> None:
-        self._now += (ms[0] + ms[1] * sum(len(entry.tokens) for entry in entries)) / 1e3
+    def _spend(self, ms: tuple[float, float], entries: Sequence[BatchEntry], n_evaluations: int) -> None:
+        self._now += (ms[0] * n_evaluations + ms[1] * sum(len(entry.tokens) for entry in entries)) / 1e3
 
 
 def runner_with_draft(machine: Machine, wrong: int = 0, **options: object) -> FakeRunner:

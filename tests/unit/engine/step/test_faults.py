@@ -261,7 +261,8 @@ async def test_sequences_of_a_rejected_batch_retry_their_runs_alone() -> None:
 
 async def test_quarantine_covers_the_next_token_but_not_draft_tokens() -> None:
     machine, batches = Machine(), list[tuple[tuple[int, int], ...]]()  # from the first with drafts of both sequences
-    runner = runner_with_draft(machine, wrong=100, n_seq=2)
+    texts = {"a" * 20: "first reply " * 9, "b" * 20: "second reply " * 9}
+    runner = runner_with_draft(machine, n_seq=2, replies=texts)
 
     def reject_first(entries: Sequence[BatchEntry]) -> None:
         machine.step(entries)
@@ -272,9 +273,8 @@ async def test_quarantine_covers_the_next_token_but_not_draft_tokens() -> None:
             raise InternalError("llama_decode returned -3")
 
     runner.on_decode = reject_first
-    requests = [request("a" * 20), request("b" * 20)]
     async with engine_over(runner, clock=machine, spec_type="draft-simple") as engine:
-        replies = await run(engine, *requests)
+        replies = await run(engine, *(request(prompt, max_tokens=90) for prompt in texts))
     assert batches[1:3] == [((0, 1),), ((1, 1),)]
     assert [[seq for seq, _ in runs] for runs in (batches[0], batches[3])] == [[0, 1], [0, 1]]
-    assert [reply.text for reply in replies] == [expected_text(each) for each in requests]
+    assert [reply.text for reply in replies] == [text[:90] for text in texts.values()]
