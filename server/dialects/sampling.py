@@ -35,14 +35,14 @@ NEVER = -math.inf
 
 def read_logit_bias(value: object) -> Biases:
     """Return (token id or text, bias) pairs. Raises ValueError with the reason."""
+    if isinstance(value, dict | list) and len(value) > MAX_ENTRIES:
+        raise ValueError(f"must have at most {MAX_ENTRIES} entries")
     if isinstance(value, dict):
         pairs: list[object] = [[int(key) if _TOKEN_ID.fullmatch(key) else key, bias] for key, bias in value.items()]
     elif isinstance(value, list):
         pairs = value
     else:
         raise ValueError("must be an object of token to bias or a list of [token, bias] pairs")
-    if len(pairs) > MAX_ENTRIES:
-        raise ValueError(f"must have at most {MAX_ENTRIES} entries")
     return tuple(_bias_pair(index, pair) for index, pair in enumerate(pairs))
 
 
