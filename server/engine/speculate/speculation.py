@@ -175,7 +175,8 @@ class Speculation:
         token_s = model.token_s or _PREFILL_COST * _DRAFT_COST * base_s / n
         longest = self._longest(sequence, sequence.draft_state.max_model_draft)
         rates, draft_s = [sequence.draft_state.draft_acceptance] * n_wanted, self._draft_s(base_s)
-        _, _, gain = draft_length(rates, n, self._step_s(range(n), range(n_wanted)), longest, n_wanted * longest, draft_s)
+        step_s = self._step_s(range(n), range(n_wanted))
+        _, _, gain = draft_length(rates, n, step_s, longest, n_wanted * longest, draft_s)
         gain = max(gain, _UNTRIED_GAIN * n_wanted if self._is_untried else 0.0)
         left = max(_REPLY_TOKENS - n_out, _REPLY_TOKENS // 4)
         if request.max_tokens >= 0:
