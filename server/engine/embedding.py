@@ -240,7 +240,7 @@ class EmbeddingEngine(Instances[EmbeddingInstance]):
         if not self._queue.add(job):  # the last instance has failed meanwhile
             raise has_failed(self.failure)
         self._open.add(job)
-        self._on_arrival()
+        self._arrivals.expect()  # others may follow it
         job.future.add_done_callback(lambda _: self._ended_or_cancelled(job))
         return job.future
 

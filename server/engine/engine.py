@@ -61,7 +61,6 @@ class Engine(Instances[Instance]):
         self.adapters = runners[0].adapters
         self._changing_adapters, self._resetting = asyncio.Lock(), asyncio.Lock()
         self._next_adapter = 1 + max([adapter.id for adapter in self.adapters], default=-1)  # ids are never reused
-        self._request_ended = asyncio.Event()  # set whenever a request has ended
         self._encoder = Encoder(projector, EmbeddingCache(params.media_cache * MIB)) if projector else None
         self._disk: DiskCache | None = None
         self._tiers: dict[str, TierView] = {}
@@ -126,7 +125,7 @@ class Engine(Instances[Instance]):
         total.cache_ram_bytes, total.cache_ram_states = self._ram.n_bytes, len(self._ram)
         total.n_ram_hits, total.n_ram_evictions = self._ram.n_hits, self._ram.n_evictions
         if self._disk is not None:
-            total.cache_disk_bytes, total.cache_disk_states = self._disk.index.size, len(self._disk.index)
+            total.cache_disk_bytes, total.cache_disk_states = self._disk.index.n_bytes, len(self._disk.index)
             total.n_disk_hits, total.n_disk_evictions = self._disk.index.n_hits, self._disk.index.n_evictions
             total.n_disk_dropped = self._disk.n_dropped
         for instance in self._instances:
@@ -174,7 +173,7 @@ class Engine(Instances[Instance]):
             ticket.instance = preferred_instance(ticket, self._queue.open.values(), slots)
         if not self._queue.add(ticket):  # the requested instance has failed
             raise has_failed(self._instances[ticket.instance].failure)
-        self._on_arrival()
+        self._arrivals.expect()  # others may follow it
         if has_limits and not self._expires:
             self._expires = True
             self._loop.call_later(EXPIRY_CHECK_S, self._expire)
@@ -184,10 +183,6 @@ class Engine(Instances[Instance]):
     def n_load(self) -> int:
         """Choices that wait or run; exact on the event loop."""
         return self._queue.n_load
-
-    def _on_ended(self) -> None:
-        self._request_ended.set()
-        super()._on_ended()
 
     def cancel(self, ticket: Ticket) -> None:
         """Stop a request; its slots are free at the next step. Does nothing after its end."""
@@ -316,9 +311,7 @@ class Engine(Instances[Instance]):
             return adapter.id in dict(one.adapter_set.adapters)
 
         self.adapters = tuple(each for each in self.adapters if each.id != adapter.id)
-        while any(map(uses, self._queue.open.values())):
-            self._request_ended.clear()
-            await self._request_ended.wait()
+        await self._until(lambda: not any(map(uses, self._queue.open.values())))
         await self._free_adapter(adapter.id)
         await self._between_steps(lambda cells: cells.clear_idle(uses))
         for entry in filter(uses, self._ram):
@@ -326,12 +319,8 @@ class Engine(Instances[Instance]):
 
     async def _free_adapter(self, id_: int) -> None:
         """Free an adapter of every instance."""
-
-        def free() -> None:
-            for instance in self._instances:
-                instance.runner.free_adapter(id_)
-
-        await asyncio.to_thread(free)
+        for instance in self._instances:
+            await asyncio.to_thread(instance.runner.free_adapter, id_)
 
     async def save_slot(self, id_slot: int, owner: str = "") -> CacheEntry:
         """Return the state of a slot once it is idle. Raises `InvalidRequest` for an unknown slot and

@@ -164,7 +164,7 @@ class Instances(ABC, Generic[M]):
             wake=self._wake_all,
         )
         self._closing = False
-        self._idle = asyncio.Event()
+        self._ended = asyncio.Event()  # set whenever a request has ended
         self._instances: Sequence[M] = ()
         self._heartbeats: dict[int, tuple[int, float]] = {}  # last heartbeat of an instance, and since when
         self.hangs = False  # a thread did not return from a step
@@ -244,8 +244,13 @@ class Instances(ABC, Generic[M]):
 
     async def wait_idle(self) -> None:
         """Return when no request waits or runs."""
-        if self.busy:
-            await self._idle.wait()
+        await self._until(lambda: not self.busy)
+
+    async def _until(self, is_true: Callable[[], bool]) -> None:
+        """Return when `is_true`, which only the end of a request changes."""
+        while not is_true():
+            self._ended.clear()
+            await self._ended.wait()
 
     def preparing(self) -> AbstractContextManager[None]:
         """Return a context manager around the preparation of a request: idle step threads wait briefly for it."""
@@ -272,15 +277,9 @@ class Instances(ABC, Generic[M]):
                 return False
         return True
 
-    def _on_arrival(self) -> None:
-        """Record that a request waits: others may follow it."""
-        self._idle.clear()
-        self._arrivals.expect()
-
     def _on_ended(self) -> None:
         """Record that requests have ended: their clients may send others."""
-        if not self.busy:
-            self._idle.set()
+        self._ended.set()
         self._arrivals.expect()
 
     def _retry_after_s(self) -> int:

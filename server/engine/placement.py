@@ -4,9 +4,9 @@ native calls; `Cells.prepare` (cache/kv_store.py) executes the placement.
 How much of a match counts depends on LoRA set, cache namespace, media, and whether the memory can be truncated
 (`CachedPrefix.reusable`, cache/prefix_cache.py). The first source whose condition holds is used:
 
-| source | additional tokens, compared with the sources below | condition |
+| source | cached tokens, more than each source below | condition |
 |---|---|---|
-| its own state | | it was preempted, and the state is in RAM |
+| the sequence's saved state | | it was preempted, and the state is in RAM |
 | none yet: the sequence waits for a read | more than `MIN_WAIT` | reading from disk is faster than computing |
 | none yet: it waits for a prefill | `MIN_TOKENS` | a running prefill, no less urgent, has `MIN_WAIT` of them (ADR 3) |
 | a state in RAM, or read from disk | `MIN_GAIN_TOKENS` | loading is faster than computing, and stalls no sequence |

@@ -267,7 +267,7 @@ class TierView:
 
 def tier_view(cache: CacheTier, now: float) -> tuple[TierView, list[CachedText]]:
     """Return the view of a cache tier, and the texts of the entries in it."""
-    n, n_bytes = len(cache), cache.size  # read first: a step thread may add entries
+    n, n_bytes = len(cache), cache.n_bytes  # read first: a step thread may add entries
     found = nlargest(MAX_STATES, cache, key=lambda state: state.keep_value(now))
     views = [(id(s), len(s.tokens), s.size, s.last_used, s.n_used, s.keep_value(now)) for s in found]
     return TierView(n, n_bytes, tuple(views)), [(-id(s), s.adapter_set, s.tokens) for s in found]

@@ -1,6 +1,7 @@
 """Counters and histograms of one model's engine: plain numbers that `server.metrics` reads from another thread."""
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import zip_longest
@@ -24,21 +25,20 @@ class Histogram:
         self.sum += seconds
 
 
-def _about(kind: str, metric: str = "", text: str = "", *, theirs: bool = False) -> dict[str, Any]:
-    """Return the metadata of a field that is published as `metric` with the help `text`; "" = not published.
-    `theirs`: llama-server has this metric.
+def _value(kind: str, metric: str = "", text: str = "", *, theirs: bool = False, make: Callable[[], Any] = int) -> Any:
+    """Return a field that is published as `metric` with the help `text`; "" = not published.
+
+    `theirs`: llama-server has this metric. `make` returns its first value, for a gauge also that of an engine that has
+    ended.
     """
-    return {"kind": kind, "metric": metric, "text": text, "theirs": theirs}
-
-
-def _value(kind: str, *about: str, theirs: bool = False, default: Any = 0) -> Any:
-    """Return a field with the metadata `about`. The `default` of a gauge is its value for an engine that has ended."""
-    return field(default=default, metadata=_about(kind, *about, theirs=theirs))
+    about = {"kind": kind, "metric": metric, "text": text, "theirs": theirs}
+    return field(default_factory=make, metadata=about)
 
 
 _count = partial(_value, "counter")
 _theirs = partial(_value, "counter", theirs=True)
 _gauge = partial(_value, "gauge")
+_histogram = partial(_value, "histogram", make=Histogram)
 
 
 @dataclass(slots=True)
@@ -98,25 +98,15 @@ class EngineStats:
     kv_cells: int = _gauge()  # total
     kv_cells_running: int = _gauge()  # held by running requests
     kv_cells_cached: int = _gauge()  # held by idle caches
-    adapters_running: frozenset[str] = _gauge(default=frozenset())  # names of LoRA adapters of running requests
-    adapters_waiting: frozenset[str] = _gauge(default=frozenset())
-    time_to_first_token: Histogram = field(
-        default_factory=Histogram,
-        metadata=_about(
-            "histogram", "time_to_first_token_seconds", "From a request's arrival at the engine to its first token"
-        ),
+    adapters_running: frozenset[str] = _gauge(make=frozenset)  # names of LoRA adapters of running requests
+    adapters_waiting: frozenset[str] = _gauge(make=frozenset)
+    time_to_first_token: Histogram = _histogram(
+        "time_to_first_token_seconds", "From a request's arrival at the engine to its first token"
     )
-    inter_token: Histogram = field(
-        default_factory=Histogram,
-        metadata=_about("histogram", "inter_token_latency_seconds", "Between two tokens of a choice"),
-    )
-    queue_time: Histogram = field(
-        default_factory=Histogram,
-        metadata=_about("histogram", "queue_time_seconds", "From a request's arrival at the engine to its slot"),
-    )
-    request_duration: Histogram = field(
-        default_factory=Histogram,
-        metadata=_about("histogram", "request_duration_seconds", "From a request's arrival at the engine to its end"),
+    inter_token: Histogram = _histogram("inter_token_latency_seconds", "Between two tokens of a choice")
+    queue_time: Histogram = _histogram("queue_time_seconds", "From a request's arrival at the engine to its slot")
+    request_duration: Histogram = _histogram(
+        "request_duration_seconds", "From a request's arrival at the engine to its end"
     )
 
     def add_decode(self, n_busy: int, longest: int, n_prompt: int, seconds: float) -> None:
@@ -151,9 +141,9 @@ def combined(one: EngineStats, other: EngineStats) -> EngineStats:
 
 def ended(stats: EngineStats) -> EngineStats:
     """Return the totals of an engine that no longer runs: gauges are 0."""
-    gauges = [f for f in fields(stats) if f.metadata.get("kind") == "gauge" and f.name != MAX_TOKENS]
-    nothing: dict[str, Any] = {f.name: f.default for f in gauges}
-    return replace(stats, **nothing)
+    new = EngineStats()
+    gauges = [f.name for f in fields(stats) if f.metadata.get("kind") == "gauge" and f.name != MAX_TOKENS]
+    return replace(stats, **{name: getattr(new, name) for name in gauges})
 
 
 def _sum(name: str, one: Any, other: Any) -> Any:

@@ -278,10 +278,6 @@ class CacheTier:
         return id(entry) in self._entries
 
     @property
-    def size(self) -> int:
-        return sum([entry.size for entry in self])
-
-    @property
     def n_bytes(self) -> int:
         """Bytes of the entries and of the slots' checkpoints."""
         return self._n_bytes_with(list(self))

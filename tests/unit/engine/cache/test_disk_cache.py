@@ -52,7 +52,7 @@ def test_written_state_is_found_and_read() -> None:
     with disk_over(FakeFiles()) as disk:
         disk.put(state(TOKENS))
         wait_written(disk)
-        assert (len(disk.index), disk.index.size) == (1, SIZE)
+        assert (len(disk.index), disk.index.n_bytes) == (1, SIZE)
         entry, n = disk.index.match([*TOKENS, 7], NO_ADAPTERS, 0)
         assert entry is not None
         assert n == 100

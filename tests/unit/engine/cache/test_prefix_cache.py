@@ -107,7 +107,7 @@ def test_pinned_entries_count_towards_the_limit_until_they_expire() -> None:
     assert not cache.reserve(ram_state([3] * 9, size=600), 1.0)
     cache.put(larger, 61.0)
     assert larger in cache
-    assert cache.size == 600
+    assert cache.n_bytes == 600
 
 
 @pytest.mark.parametrize(("adapter_set", "fits"), [(NO_ADAPTERS, True), (LORA, False)])
@@ -116,7 +116,7 @@ def test_prefix_pinned_again_counts_once_per_adapter_set(adapter_set: AdapterSet
     cache = CacheTier(1000)
     assert cache.pin(ram_state([1] * 9, size=400), until=60.0, now=0.0)
     assert cache.pin(ram_state([1] * 9, size=400, adapter_set=adapter_set), until=90.0, now=1.0) is fits
-    assert cache.size == 400
+    assert cache.n_bytes == 400
 
 
 def test_automatic_limit_is_at_most_a_quarter_of_free_memory() -> None:
@@ -170,7 +170,7 @@ def test_reserved_state_is_neither_matched_nor_removed_with_all() -> None:
     cache.put(other, 0.0)
     assert cache.match([1] * 20, NO_ADAPTERS, 0) == (other, 9)
     assert cache.remove_all() == [other]
-    assert (list(cache), cache.size) == ([reserved], 300)
+    assert (list(cache), cache.n_bytes) == ([reserved], 300)
 
 
 async def test_media_embeddings_get_at_most_a_quarter_of_the_ram_limit() -> None:
