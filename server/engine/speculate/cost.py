@@ -41,7 +41,8 @@ class StepCost:
     disturbed step does not exclude a size.
 
     Up to `_NEAR_FACTOR` times the largest measured size, an additional token is assumed to cost at most ``token_cost``
-    of the smallest step's time per token: long drafts may pay where short ones do not.
+    of the smallest step's time per token: long drafts may pay where short ones do not. Sizes that differ by less than a
+    factor of two say nothing about it.
     """
 
     token_cost: float = TOKEN_COST
@@ -75,7 +76,7 @@ class StepCost:
             thirds = [sorted(self._last[n])[len(self._last[n]) // 3] for n in sizes]
             known, first, last = list(accumulate(thirds, max)), sizes[0], sizes[-1]
             token_s = self.token_cost * known[0] / first
-            slope_s = (known[-1] - known[0]) / (last - first) if last > first else token_s
+            slope_s = (known[-1] - known[0]) / (last - first) if last >= 2 * first else token_s
             near_s = known[-1] + min(token_s, slope_s) * (_NEAR_FACTOR - 1) * last
             # at least half of the smallest step is assumed to be reading weights
             seconds = [known[0] / 2, *known, near_s, near_s + slope_s * _FAR_TOKENS]
