@@ -318,9 +318,13 @@ class Engine(Instances[Instance]):
             self._ram.remove(entry)
 
     async def _free_adapter(self, id_: int) -> None:
-        """Free an adapter of every instance."""
-        for instance in self._instances:
-            await asyncio.to_thread(instance.runner.free_adapter, id_)
+        """Free an adapter of every instance, also if the caller is cancelled meanwhile."""
+
+        def free() -> None:
+            for instance in self._instances:
+                instance.runner.free_adapter(id_)
+
+        await asyncio.to_thread(free)
 
     async def save_slot(self, id_slot: int, owner: str = "") -> CacheEntry:
         """Return the state of a slot once it is idle. Raises `InvalidRequest` for an unknown slot and

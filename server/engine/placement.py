@@ -24,6 +24,7 @@ slots 0 to 3. So sequences get adjacent slots (`Placer.relocation`), and the run
 (`server.llama.context.batch`).
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -101,9 +102,15 @@ class Placement:
         return self.n_cached if isinstance(self.source, Slot) and not self.source.idle else 0
 
 
-def n_id_groups(ids: AbstractSet[int]) -> int:
-    """Return the number of groups of consecutive ids, which is the number of evaluations for one token each."""
-    return sum([seq - 1 not in ids for seq in ids])
+def neighbours(ids: Iterable[int]) -> list[list[int]]:
+    """Return the groups of consecutive `ids`: those that one evaluation may have."""
+    groups: list[list[int]] = []
+    for seq in sorted(ids):
+        if groups and groups[-1][-1] == seq - 1:
+            groups[-1].append(seq)
+        else:
+            groups.append([seq])
+    return groups
 
 
 def n_more_id_groups(seq: int, others: AbstractSet[int]) -> int:
@@ -307,7 +314,7 @@ class Placer:
         step.
         """
         running, moves, evaluation_s = self._ids_in_use, self.move_budget, self._evaluation_s
-        self.slots_changed = self.slots_changed and n_id_groups(running) > 1
+        self.slots_changed = self.slots_changed and len(neighbours(running)) > 1
         if not (self.slots_changed and evaluation_s):
             return None
         longest_s = moves.target_s / 2 - moves.spent_s

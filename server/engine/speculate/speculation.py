@@ -11,6 +11,7 @@ from random import Random
 
 from server.engine.media import text_of
 from server.engine.params import EngineParams
+from server.engine.placement import neighbours
 from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.scheduler import TokenRun
@@ -259,14 +260,3 @@ class Speculation:
         estimates = [self._cost.of(size) or size for size in sizes]
         for size, estimate in zip(sizes, estimates, strict=True):  # the measured time is divided like the estimated one
             self._cost.observe(size, seconds * estimate / sum(estimates))
-
-
-def neighbours(ids: Iterable[int]) -> list[list[int]]:
-    """Return the groups of consecutive `ids`."""
-    groups: list[list[int]] = []
-    for seq in sorted(ids):
-        if groups and groups[-1][-1] == seq - 1:
-            groups[-1].append(seq)
-        else:
-            groups.append([seq])
-    return groups

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from server.engine.cache.kv_store import Cells
 from server.engine.params import EngineParams
-from server.engine.placement import n_id_groups, n_more_id_groups
+from server.engine.placement import n_more_id_groups, neighbours
 from server.engine.scheduler import Scheduler, TokenRun, in_batch_order
 from server.engine.sequence import Phase, Sequence
 from server.errors import InternalError
@@ -25,9 +25,9 @@ EVALUATION_S = 0.01
 
 @given(st.sets(st.integers(0, 40)), st.integers(0, 40))
 def test_groups_of_adjacent_ids_are_the_evaluations_of_one_token_each(ids: set[int], seq: int) -> None:
-    assert n_id_groups(ids) == evaluations([(seq, 1) for seq in sorted(ids)], 512)
+    assert len(neighbours(ids)) == evaluations([(seq, 1) for seq in sorted(ids)], 512)
     others = ids - {seq}
-    assert n_id_groups(others | {seq}) == n_id_groups(others) + n_more_id_groups(seq, others)
+    assert len(neighbours(others | {seq})) == len(neighbours(others)) + n_more_id_groups(seq, others)
 
 
 def token_run(seq: int, n: int) -> TokenRun:
@@ -128,7 +128,7 @@ def test_spread_sequences_are_relocated_to_adjacent_slots_without_losing_caches(
     instance = spread()
     contents = [slot.tokens for slot in instance.scheduler.slots if slot.idle]
     instance.steps(4)
-    assert n_id_groups(instance.ids()) == instance.n_evaluations == 1
+    assert len(neighbours(instance.ids())) == instance.n_evaluations == 1
     assert instance.n_relocations <= 3
     left = [slot.tokens for slot in instance.scheduler.slots if slot.idle] + [e.tokens for e in instance.scheduler.ram]
     assert all(tokens in left for tokens in contents)
@@ -148,7 +148,7 @@ def test_time_to_recompute_the_evicted_cache_counts_as_cost_but_not_as_a_pause(r
     slots = instance.scheduler.relocation(frozenset())
     if slots is not None:
         instance.cells.relocate(*slots, instance.now)
-    assert n_id_groups(instance.ids()) == n_groups
+    assert len(neighbours(instance.ids())) == n_groups
 
 
 def test_sequence_is_not_relocated_if_that_costs_more_than_it_saves() -> None:
@@ -182,7 +182,7 @@ def test_slots_that_commands_wait_for_are_not_used_for_relocations() -> None:
     assert instance.ids() == {0, 2}
     instance.fixed = frozenset()
     instance.steps(10)
-    assert n_id_groups(instance.ids()) == 1
+    assert len(neighbours(instance.ids())) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))

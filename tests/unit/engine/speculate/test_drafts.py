@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.engine.params import EngineParams
 from server.engine.request import Request, SamplingParams, Timings
 from server.engine.runner_api import BatchEntry
 from server.engine.speculate.cost import (
@@ -23,8 +24,9 @@ from server.engine.speculate.cost import (
     draft_length,
 )
 from server.engine.speculate.lookup import CHUNK, Lookup
+from server.engine.speculate.speculation import speculation
 from server.errors import InternalError
-from tests.support.fakes import FakeRunner
+from tests.support.fakes import FakeRunner, evaluations
 from tests.unit.engine.builders import Reply, engine_over, expected_text, request, run, ticking_clock
 from tests.unit.engine.speculate.fake_draft import FakeDraft, Machine, runner_with_draft
 
@@ -287,11 +289,22 @@ async def test_speculation_costs_at_most_3_percent_if_every_token_costs_the_same
     assert await speedup(spec_type, "even", edits(4), wrong=10) > 0.97
 
 
+@given(st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9)), st.integers(1, 4))
+def test_evaluations_of_a_step_are_those_of_the_library(slots: set[int], others: set[int], length: int) -> None:
+    runner, drafting = FakeRunner(n_seq=10), sorted(slots & others)
+    speculating = speculation(EngineParams(spec_type="lookup"), runner, lambda: 0.0)
+    assert speculating is not None
+    found = speculating._evaluations(sorted(slots), drafting)
+    runs = [(slot, 1 + length * (slot in drafting)) for slot in sorted(slots)]
+    assert len(found) == evaluations(runs, n_ubatch=512)
+    assert sum(n + n_drafts * length for n, n_drafts in found) == sum(n for _, n in runs)
+
+
 async def test_drafts_of_some_slots_do_not_slow_down_the_others() -> None:
     """With separate KV, drafts of every slot take one evaluation, drafts of some slots another one."""
     rng = random.Random(8)
-    repeated = {random_text(rng, 20): (random_text(rng, 9) * 7)[:60] for _ in range(4)}
-    assert await speedup("lookup", "cpu", repeated | unrelated(4)) > 0.99
+    texts = [(random_text(rng, 9) * 7)[:60] if i < 4 else random_text(rng, 60) for i in range(8)]
+    assert await speedup("lookup", "cpu", {random_text(rng, 20): text for text in texts}) > 0.995
 
 
 @pytest.mark.parametrize(("machine", "n", "smallest"), [("cpu", 1, 1.2), ("cpu", 6, 0.97), ("gpu", 6, 1.4)])
