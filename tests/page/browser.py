@@ -724,6 +724,27 @@ def test_mcp_prompts_and_resources_are_inserted(visit: Visit, mcp: McpServer) ->
     wait_for_answer(page)
 
 
+def test_dialog_opened_again_before_its_close_is_reported_stays_open(visit: Visit, mcp: McpServer) -> None:
+    visit.hosts += (mcp.origin,)
+    page = visit.open()
+    add_mcp_server(page, mcp.url)
+    insert = page.locator("button[aria-label='Insert from an MCP server']")
+    insert.click()
+    insert.evaluate("""insert => {
+      const { close } = HTMLDialogElement.prototype;
+      HTMLDialogElement.prototype.close = function () {
+        close.call(this);
+        HTMLDialogElement.prototype.close = close;
+        queueMicrotask(() => insert.click());
+        window.reported = new Promise((resolve) => this.addEventListener("close", () => resolve(true)));
+      };
+    }""")
+    page.locator("dialog").get_by_role("button", name="today.txt").click()
+    expect(page.locator(".composer .attached")).to_have_text("today.txt")
+    assert page.evaluate("window.reported")
+    page.locator("dialog").get_by_role("button", name="note").click()
+
+
 def test_mcp_server_that_ui_connect_does_not_list_is_not_contacted(visit: Visit, page: Any) -> None:
     add_mcp_server(page, "http://mcp.example.com/mcp")
     expect(page.locator(".mcp-server [role=alert]")).to_contain_text("--ui-connect")

@@ -1,6 +1,6 @@
 // MCP servers in the settings, and the dialog that inserts their prompts and resources.
 import { config } from "../../lib/config.js";
-import { html, useEffect, useLayoutEffect, useRef, useState } from "../../lib/dom.js";
+import { html, useEffect, useLayoutEffect, useModal, useState } from "../../lib/dom.js";
 import { IconButton } from "../../lib/icons.js";
 import { t } from "../../lib/texts.js";
 import { addServer, changeServer, connections, connectAll, insertions, mcpServers, mcpUrl, reconnect, removeServer } from "./mcp.js";
@@ -69,13 +69,12 @@ const Add = () => {
  * @param {{onInsert: (content: import("./mcp.js").Content) => void, onClose: () => void}} props
  */
 export const InsertDialog = ({ onInsert, onClose }) => {
-  const box = useRef(/** @type {HTMLDialogElement | null} */ (null));
+  const modal = useModal(onClose);
   const [chosen, choose] = useState(/** @type {import("./mcp.js").Insertion | null} */ (null));
   const [values, setValues] = useState(/** @type {Record<string, string>} */ ({}));
   const [wrong, setWrong] = useState("");
-  useEffect(() => box.current?.showModal(), []);
   useLayoutEffect(() => {
-    const field = box.current?.querySelector("form input");
+    const field = modal.ref.current?.querySelector("form input");
     if (field instanceof HTMLElement) field.focus();
   }, [chosen]);
   /** @param {import("./mcp.js").Insertion} entry @param {Record<string, string>} given */
@@ -83,16 +82,16 @@ export const InsertDialog = ({ onInsert, onClose }) => {
     setWrong("");
     try {
       onInsert(await entry.read(given));
-      box.current?.close();
+      onClose();
     } catch (error) {
       setWrong(/** @type {Error} */ (error).message);
     }
   };
   /** @param {import("./mcp.js").Insertion} entry */
   const open = (entry) => (entry.fields.length ? choose(entry) : void insert(entry, {}));
-  return html`<dialog ref=${box} class="insert" aria-labelledby="insert-title" onClose=${onClose}>
+  return html`<dialog ...${modal} class="insert" aria-labelledby="insert-title">
     <header class="row"><h2 id="insert-title">${chosen?.title ?? t("insertMcp")}</h2><span class="stretch"></span>
-      <${IconButton} icon="close" label=${t("close")} onClick=${() => box.current?.close()} /></header>
+      <${IconButton} icon="close" label=${t("close")} onClick=${onClose} /></header>
     ${wrong && html`<p class="wrong" role="alert">${wrong}</p>`}
     ${!chosen && insertions().map(({ title, entries }) => html`<section key=${title} aria-label=${title}><h3>${title}</h3>
       ${entries.map((entry) => html`<button type="button" key=${entry.id} onClick=${() => open(entry)}>${entry.title}

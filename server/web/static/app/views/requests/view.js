@@ -1,7 +1,7 @@
 // The last requests: time, duration of each phase, tokens, finish reason.
 import { call, json } from "../../lib/api.js";
 import { config } from "../../lib/config.js";
-import { html, useEffect, useRef, useState } from "../../lib/dom.js";
+import { html, useEffect, useModal, useState } from "../../lib/dom.js";
 import { clock, day, number, seconds, short } from "../../lib/format.js";
 import { IconButton } from "../../lib/icons.js";
 import { requests, state, trouble, useLive } from "../../lib/live.js";
@@ -101,12 +101,11 @@ const Batches = () => {
  * @param {{one: Ended, now: number, onClose: () => void}} props
  */
 const Details = ({ one, now, onClose }) => {
-  const box = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  useEffect(() => box.current?.showModal(), []);
+  const modal = useModal(onClose);
   const from = one.source[0] ? t("fromWhere", number(one.cached), number(one.prompt), t(`from_${one.source[0]}`, one.source[1])) : "";
-  return html`<dialog ref=${box} class="bodies" aria-labelledby="request-title" onClose=${onClose}>
+  return html`<dialog ...${modal} class="bodies" aria-labelledby="request-title">
     <header class="row"><h2 id="request-title">${t("request")}</h2><span class="stretch"></span>
-      <${IconButton} icon="close" label=${t("close")} onClick=${() => box.current?.close()} /></header>
+      <${IconButton} icon="close" label=${t("close")} onClick=${onClose} /></header>
     <p class="code small">${one.request}${one.index > 0 && ` /${one.index}`}</p>
     <${Waterfall} choice=${one} now=${one.ended || now} />
     <dl class="facts left">
