@@ -12,9 +12,9 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
-from math import log, log1p
+from math import log
+from operator import mul
 from random import Random
 
 from server.engine.speculate.lookup import Lookup
@@ -88,7 +88,7 @@ class StepCost:
 
 
 def draft_length(
-    rates: Sequence[float],
+    gains: Sequence[Sequence[float]],
     n_tokens: int,
     step_s: Callable[[int, int], float],
     max_length: int,
@@ -97,16 +97,15 @@ def draft_length(
 ) -> tuple[int, int, float]:
     """Return the number of sequences to draft for, the length of their drafts, and the gain.
 
-    The gain is the sum of the logarithms of all sequences' tokens per second, compared with no drafts. `rates`: the
-    acceptance rate of each sequence, in descending order. `n_tokens`: tokens of the step without drafts. `step_s`:
-    seconds of a step by the number of its drafts and their length. `max_length` and `max_total` limit each draft and
-    the tokens of all drafts. `draft_s`: seconds to propose one more token for so many sequences. All drafts have one
-    length, because with separate KV each other length takes another graph evaluation.
+    The gain is the sum of the logarithms of all sequences' tokens per second, compared with no drafts. `gains`: the
+    `log_tokens` of each sequence, best first. `n_tokens`: tokens of the step without drafts. `step_s`: seconds of a
+    step by the number of its drafts and their length. `max_length` and `max_total` limit each draft and the tokens of
+    all drafts. `draft_s`: seconds to propose one more token for so many sequences. All drafts have one length, because
+    with separate KV each other length takes another graph evaluation.
     """
-    n, base_s, best = len(rates), step_s(0, 0), (0, 0, _MIN_GAIN * (1 + n_tokens))
-    rows = [_log_tokens(round(rate, 2)) for rate in rates]
+    n, base_s, best = len(gains), step_s(0, 0), (0, 0, _MIN_GAIN * (1 + n_tokens))
     for count in sorted({1, n // 4, n // 2, n} - {0}):
-        logs = list(map(sum, zip(*rows[:count], strict=True)))
+        logs = list(map(sum, zip(*gains[:count], strict=True)))
         for length, gained in zip(LENGTHS, logs, strict=True):
             if length > max_length or count * length > max_total:
                 break
@@ -119,16 +118,21 @@ def draft_length(
     return best if best[0] else (0, 0, 0.0)
 
 
-@lru_cache(maxsize=128)
-def _log_tokens(rate: float) -> tuple[float, ...]:
-    """Return the logarithm of the expected tokens per step for each of `LENGTHS`."""
-    p = min(max(rate, MIN_RATE), MAX_RATE)
-    return tuple(log1p(p * (1 - p**length) / (1 - p)) for length in LENGTHS)
+def log_tokens(rates: Sequence[float]) -> list[float]:
+    """Return the logarithm of the expected tokens per step for each of `LENGTHS`.
+
+    `rates`: the acceptance rate of each draft token if all before it are accepted. Longer drafts do not exist.
+    """
+    chances = accumulate([min(max(rate, MIN_RATE), MAX_RATE) for rate in rates], mul)
+    logs = list(map(log, accumulate(chances, initial=1.0)))
+    return [logs[min(length, len(rates))] for length in LENGTHS]
 
 
 _TEXT_WEIGHT, _MODEL_WEIGHT = 0.2, 0.1  # weight of one token in the acceptance rate of text and of a draft model
 MODEL_RATE = 0.7  # initial acceptance rate of a draft model
-_TEXT_RATE = 0.3  # initial acceptance rate of text drafts: too low to pay on most machines
+# initial acceptance rates of text drafts after matches of 0, 1, 2, 4, 8, 16 and 32 tokens, as measured with code,
+# documents and chats (benchmarks/experiments.md)
+_TEXT_RATES = (0.1, 0.3, 0.4, 0.6, 0.8, 0.93, 0.98)
 
 
 @dataclass(eq=False, slots=True)
@@ -136,10 +140,10 @@ class DraftState:
     """Speculation state of one sequence: limits, lookup and acceptance rates.
 
     A draft from the text has at most ``max_text_draft`` tokens, a draft of a draft model ``min_model_draft`` to
-    ``max_model_draft``; it ends before a token less probable than ``p_min``. ``acceptance`` is the recent acceptance
-    rate of text drafts, ``draft_acceptance`` that of the draft model. ``text`` and ``drafted`` have their proposed
-    tokens that are not sampled yet, next one last. Text drafts that were not verified count, too: measuring their rate
-    costs nothing.
+    ``max_model_draft``; it ends before a token less probable than ``p_min``. ``text_rates`` are the recent acceptance
+    rates of text drafts by the bit length of ``n_matching``, the tokens that matched before; ``draft_acceptance`` is
+    that of the draft model. ``text`` and ``drafted`` have their proposed tokens that are not sampled yet, next one
+    last. Text drafts that were not verified count, too: measuring their rate costs nothing.
     """
 
     max_text_draft: int = 0
@@ -147,7 +151,8 @@ class DraftState:
     max_model_draft: int = 0
     min_model_draft: int = 0
     p_min: float = 0.0
-    acceptance: float = _TEXT_RATE
+    n_matching: int = 0
+    text_rates: list[float] = field(default_factory=lambda: list(_TEXT_RATES))
     draft_acceptance: float = MODEL_RATE
     n_compared: int = 0  # tokens of the draft model that were compared with sampled ones
     text: list[int] = field(default_factory=list)
@@ -156,21 +161,34 @@ class DraftState:
 
     def look_up(self, most: int) -> list[int]:
         """Return a draft from the text of at most `most` tokens."""
-        draft = self.lookup.propose(most) if self.lookup is not None and most > 0 else []
-        self.text, self.drafted = draft[::-1], []
+        self.text, self.drafted = [], []
+        if self.lookup is None or most <= 0:
+            return []
+        draft = self.lookup.propose(most)
+        self.text, self.n_matching = draft[::-1], self.lookup.n_matching
         return draft
+
+    @property
+    def rates(self) -> list[float]:
+        """The acceptance rate of each proposed token of the text if all before it are accepted."""
+        return [self.text_rates[_level(n)] for n in range(self.n_matching, self.n_matching + len(self.text))]
 
     def add(self, token: int) -> None:
         """Record that `token` was sampled."""
         if self.lookup is not None:
             self.lookup.add(token)
         if self.text:
-            is_match = self.text.pop() == token
+            is_match, level = self.text.pop() == token, _level(self.n_matching)
             self.text = self.text if is_match else []
-            self.acceptance += _TEXT_WEIGHT * (is_match - self.acceptance)
+            self.text_rates[level] += _TEXT_WEIGHT * (is_match - self.text_rates[level])
+            self.n_matching += 1
         if self.drafted:
             is_match = self.drafted.pop() == token
             self.drafted = self.drafted if is_match else []
             self.n_compared += 1
             weight = max(_MODEL_WEIGHT, 1 / (1 + self.n_compared))
             self.draft_acceptance += weight * (is_match - self.draft_acceptance)
+
+
+def _level(n_matching: int) -> int:
+    return min(n_matching.bit_length(), len(_TEXT_RATES) - 1)

@@ -23,12 +23,12 @@ class Lookup:
 
     A hash table with 4 bytes per entry (a dict takes 130) has the position where an n-gram ended last. A later n-gram
     with the same hash replaces an earlier one, so tokens are compared. The first ``n_indexed`` of ``tokens`` are
-    indexed.
+    indexed. ``n_matching`` tokens before the last draft equal those before the end of the text.
     """
 
     def __init__(self, tokens: Sequence[int], size: int, longest: int = 1 << 30, n_more: int = 0) -> None:
         self.tokens = list(tokens)
-        self.n_indexed = 0
+        self.n_indexed = self.n_matching = 0
         self._size, self._longest = size, longest
         n_entries = min(1 << (2 * (len(tokens) + n_more)).bit_length(), _MAX_ENTRIES)
         self._mask = n_entries - 1
@@ -42,6 +42,7 @@ class Lookup:
         if self._follows:
             same = self.tokens[self._follows] == token
             self._follows += 1
+            self.n_matching = self.n_matching + 1 if same else 0
             self._n_different = 0 if same else self._n_different + 1
             if self._n_different > _MAX_DIFFERENT:
                 self._follows = 0
@@ -54,14 +55,14 @@ class Lookup:
             if self.n_indexed < len(self.tokens):
                 return []
         tokens, most = self.tokens, min(most, self._longest)
-        at = self._last_end()
-        if not at and not self._follows:
+        end = self._last_end()
+        if end and end != self._follows:
+            n_matching = self._matching(end)
+            if not self._follows or n_matching > self.n_matching:
+                self._follows, self.n_matching, self._n_different = end, n_matching, 0
+        at = self._follows
+        if not at:
             return []
-        if not at or (self._follows and self._matching(self._follows) >= self._matching(at)):
-            at = self._follows
-        self._follows = at
-        if tokens[at - 1] == tokens[-1]:
-            self._n_different = 0
         period = len(tokens) - at
         found = tokens[at : at + most]
         while len(found) < most:  # the draft reaches the end of the text: continue the period

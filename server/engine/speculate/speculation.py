@@ -16,7 +16,7 @@ from server.engine.request import RANDOM_SEED
 from server.engine.runner_api import Runner, RunnerInfo
 from server.engine.scheduler import TokenRun
 from server.engine.sequence import Sequence
-from server.engine.speculate.cost import GPU_TOKEN_COST, MODEL_RATE, TOKEN_COST, StepCost, draft_length
+from server.engine.speculate.cost import GPU_TOKEN_COST, MODEL_RATE, TOKEN_COST, StepCost, draft_length, log_tokens
 from server.engine.speculate.draft_model import MIN_CHUNK, DraftModel
 from server.engine.speculate.lookup import Lookup
 
@@ -27,7 +27,7 @@ _PAUSE_STEPS = 32  # steps without drafts after a batch found no cells
 _REDECODE_FACTOR = 1.5  # cost factor if accepted tokens are decoded again after a rejection
 _INDEXED_REPLY = 1024  # reply tokens for which an index has space; older ones are dropped
 _MIN_REPLY = 3  # tokens; shorter replies gain nothing, because the token after a draft is the model's
-_GOOD_TEXT_RATE = 0.5  # acceptance rate of text drafts that makes a draft model unnecessary: one token is expected
+_GOOD_TEXT_RATE = 0.75  # acceptance rate of a text draft that makes one of a draft model unnecessary
 _RATE_RECOVERY = 1 / 256  # recovery towards `MODEL_RATE` per step, so that a draft model is tried again
 _UNTRIED_GAIN = 0.2  # assumed gain of a sequence from a draft model before its first draft
 _DRAFT_COST = 0.15  # initial cost of a draft step, as a share of the model's step
@@ -118,21 +118,22 @@ class Speculation:
         if not (synthetic or self._cost.of(n)):  # step costs are not measured yet
             return {}
         by_model = {} if self._model is None else self._by_model(self._model, texts)
-        offers = []  # acceptance rate, longest draft, sequence
+        offers = []  # `log_tokens`, longest draft, sequence
         for sequence, text in texts.items():
             if sequence in by_model:
-                offers.append((sequence.draft_state.draft_acceptance, by_model[sequence], sequence))
+                longest = by_model[sequence]
+                offers.append((log_tokens([sequence.draft_state.draft_acceptance] * longest), longest, sequence))
             elif text and not synthetic:
-                offers.append((sequence.draft_state.acceptance, len(text), sequence))
+                offers.append((log_tokens(sequence.draft_state.rates), len(text), sequence))
         if not offers:
             return {}
         offers.sort(key=itemgetter(0), reverse=True)
         count, length = len(offers), min(len(synthetic), max_total // n)
         if not synthetic:
-            rates, longest = [rate for rate, _, _ in offers], max([longest for _, longest, _ in offers])
+            gains, longest = [gain for gain, _, _ in offers], max([longest for _, longest, _ in offers])
             draft_s = self._draft_s(self._cost.of(n)) if by_model else None
             step_s = self._step_s([s.held.id for s in texts], [s.held.id for *_, s in offers])
-            count, length, _ = draft_length(rates, n, step_s, longest, max_total, draft_s)
+            count, length, _ = draft_length(gains, n, step_s, longest, max_total, draft_s)
             if not count and self._is_untried and offers[0][2] in by_model:
                 count = length = 1
         drafts: dict[Sequence, list[int]] = {}
@@ -159,7 +160,7 @@ class Speculation:
             state = sequence.draft_state
             longest = min(self._longest(sequence, state.max_model_draft), model.n_ctx_seq - sequence.n_computed - 2)
             if longest >= max(state.min_model_draft, 1) and (
-                is_synthetic or not text or state.acceptance < min(_GOOD_TEXT_RATE, state.draft_acceptance)
+                is_synthetic or not text or state.rates[0] < min(_GOOD_TEXT_RATE, state.draft_acceptance)
             ):
                 state.draft_acceptance += _RATE_RECOVERY * (MODEL_RATE - state.draft_acceptance)
                 wanted[sequence] = longest
@@ -175,9 +176,10 @@ class Speculation:
         base_s, request, n_out = self._cost.of(n), sequence.request, len(sequence.output)
         token_s = model.token_s or _PREFILL_COST * _DRAFT_COST * base_s / n
         longest = self._longest(sequence, sequence.draft_state.max_model_draft)
-        rates, draft_s = [sequence.draft_state.draft_acceptance] * n_wanted, self._draft_s(base_s)
+        gains = [log_tokens([sequence.draft_state.draft_acceptance] * longest)] * n_wanted
+        draft_s = self._draft_s(base_s)
         step_s = self._step_s(range(n), range(n_wanted))
-        _, _, gain = draft_length(rates, n, step_s, longest, n_wanted * longest, draft_s)
+        _, _, gain = draft_length(gains, n, step_s, longest, n_wanted * longest, draft_s)
         gain = max(gain, _UNTRIED_GAIN * n_wanted if self._is_untried else 0.0)
         left = max(_REPLY_TOKENS - n_out, _REPLY_TOKENS // 4)
         if request.max_tokens >= 0:

@@ -3,6 +3,7 @@ gains or costs on simulated machines. Uses fake runners.
 """
 
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from server.engine.speculate.cost import (
     DraftState,
     StepCost,
     draft_length,
+    log_tokens,
 )
 from server.engine.speculate.lookup import CHUNK, Lookup
 from server.engine.speculate.speculation import speculation
@@ -278,6 +280,21 @@ async def test_lookup_speeds_up_edits_of_the_prompt(machine: str, n: int, smalle
     assert await speedup("lookup", machine, edits(n)) > smallest
 
 
+def quotes(seed: int) -> dict[str, str]:
+    """Return a reply of new text between quotes of 10 to 50 letters of its prompt."""
+    rng = random.Random(seed)
+    source, reply = random_text(rng, 400), ""
+    while len(reply) < 260:
+        at = rng.randrange(350)
+        reply += random_text(rng, rng.randrange(4, 24)) + source[at : at + rng.randrange(10, 50)]
+    return {source: reply}
+
+
+async def test_lookup_speeds_up_short_quotes_of_the_prompt() -> None:
+    """A long match tells at once that more tokens follow; a rate of the recent tokens (1.27) needs several more."""
+    assert statistics.mean([await speedup("lookup", "cpu", quotes(seed)) for seed in range(4)]) > 1.33
+
+
 @pytest.mark.parametrize(("machine", "n"), [("cpu", 1), ("cpu", 6), ("even", 6), ("gpu", 1)])
 @pytest.mark.parametrize("spec_type", ["lookup", "lookup,draft-simple"])
 async def test_speculation_without_acceptance_costs_at_most_3_percent(machine: str, n: int, spec_type: str) -> None:
@@ -365,16 +382,23 @@ def test_measurements_of_a_size_that_no_longer_occurs_expire() -> None:
     assert cost.of(8) < 0.1
 
 
-def test_acceptance_of_text_drafts_is_measured_although_none_is_verified() -> None:
+def test_acceptance_of_text_drafts_is_measured_by_length_of_the_match_although_none_is_verified() -> None:
     state = DraftState(16, Lookup([*range(10, 60), 1, 10, 11], 2))
-    before = state.acceptance
+    state.look_up(16)
+    first, *_, last = state.rates
+    assert first < 0.5 < last
     for token in range(12, 20):
         state.look_up(16)
         state.add(token)
-    assert before < 0.5 < state.acceptance
     state.look_up(16)
+    assert state.n_matching == 10
+    longer = state.rates[0]
+    assert longer > first
     state.add(999)
-    assert state.acceptance < 0.8
+    state.look_up(16)
+    assert state.n_matching == 0
+    assert state.rates[0] < 0.5
+    assert state.text_rates[(10).bit_length()] < longer
 
 
 def per_token(base_s: float, token_s: float) -> Callable[[int, int], float]:
@@ -391,8 +415,8 @@ def per_token(base_s: float, token_s: float) -> Callable[[int, int], float]:
 def test_draft_length_stays_within_both_limits(
     chances: list[float], most: int, room: int, base_s: float, token_s: float
 ) -> None:
-    chances.sort(reverse=True)
-    count, length, _ = draft_length(chances, len(chances), per_token(base_s, token_s), most, room)
+    gains = [log_tokens([chance] * most) for chance in sorted(chances, reverse=True)]
+    count, length, _ = draft_length(gains, len(chances), per_token(base_s, token_s), most, room)
     assert length <= most
     assert count * length <= room
     assert count <= len(chances)
@@ -400,7 +424,7 @@ def test_draft_length_stays_within_both_limits(
 
 def test_drafts_are_longer_if_they_are_cheaper_or_accepted_more_often() -> None:
     def length(p: float, draft_s: float) -> int:
-        return draft_length([p], 1, per_token(0.009, 0.001), 16, 99, lambda n: draft_s)[1]
+        return draft_length([log_tokens([p] * 16)], 1, per_token(0.009, 0.001), 16, 99, lambda n: draft_s)[1]
 
     assert length(0.9, 0.0002) > length(0.9, 0.002) > 0
     assert length(0.9, 0.0002) > length(0.5, 0.0002)
