@@ -47,9 +47,9 @@ class Reply:
 class OllamaWriter(Writer):
     """Writes a reply as lines, or as one object.
 
-    A call is written when the next item starts, because clients expect complete calls. `started_at`, `loaded_at`: when
-    the request arrived and when its model was loaded, in seconds of `time.perf_counter`. `prompt`: the prompt's tokens
-    if the last line has a ``context``.
+    A call is written when the next item starts, because clients execute every call that they receive. So a truncated
+    call is dropped. `started_at`, `loaded_at`: when the request arrived and when its model was loaded, in seconds of
+    `time.perf_counter`. `prompt`: the prompt's tokens if the last line has a ``context``.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class OllamaWriter(Writer):
         assembler, more = self._assembler, dict[str, object]()
         if reasoning := assembler.text(Kind.REASONING):
             more["thinking"] = reasoning
-        if assembler.calls:
-            more["tool_calls"] = list(map(_call, assembler.calls))
+        if calls := [call for call in assembler.calls if not self._is_truncated(call)]:
+            more["tool_calls"] = list(map(_call, calls))
         whole = self._reply.line(assembler.text(Kind.TEXT), **more) | self._last(assembler.finished)
         return whole | _logprobs(assembler.logprobs) if assembler.logprobs else whole
 
@@ -115,9 +115,19 @@ class OllamaWriter(Writer):
         return [*lines, self._reply.line() | _logprobs(buffered)] if buffered else lines
 
     def _called(self) -> list[Json]:
-        """Return the line of the current call, which is complete now."""
+        """Return the line of the current call, to which no text is added any more."""
         call, self._open = self._open, None
-        return [] if call is None else [self._reply.line(tool_calls=[_call(call)])]
+        return [] if call is None or self._is_truncated(call) else [self._reply.line(tool_calls=[_call(call)])]
+
+    def _is_truncated(self, call: Item) -> bool:
+        """Return whether a limit or a stop string ended the reply within the arguments of `call`."""
+        end = self._assembler.end
+        if end is None or end.reason is FinishReason.EOS or call is not self._assembler.items[-1]:
+            return False
+        try:
+            return not isinstance(orjson.loads(call.text), dict)
+        except ValueError:
+            return True
 
 
 def _call(item: Item) -> Json:

@@ -1,11 +1,16 @@
-"""Ollama's formats of durations, sizes, quantizations and metadata."""
+"""Ollama's formats of durations, sizes, quantizations and metadata, and calls in truncated replies."""
 
+import orjson
 import pytest
 
 from server.dialects.fields import parse
 from server.dialects.ollama.models import _human, _quantization, _value
 from server.dialects.ollama.vectors import EmbedBody
+from server.dialects.ollama.write import OllamaWriter, Reply
+from server.engine.request import FinishReason
 from server.errors import InvalidRequest
+from server.formats.parsing.pieces import ToolCallArguments, ToolCallBegin
+from tests.unit.dialects.builders import SequenceParser, finished, text
 
 
 @pytest.mark.parametrize(
@@ -63,3 +68,30 @@ def test_quantizations_have_ollamas_names(ftype: str, shown: str) -> None:
 def test_numbers_and_booleans_in_metadata_become_json_values(text: str, value: object) -> None:
     found = _value(text)
     assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize(
+    ("reason", "written", "is_sent"),
+    [
+        (FinishReason.LIMIT, "", False),
+        (FinishReason.LIMIT, '{"to": "Bob", "bo', False),
+        (FinishReason.STOP, '{"to": "Bob"', False),
+        (FinishReason.LIMIT, '{"to": "Bob"}', True),
+        (FinishReason.EOS, "", True),
+        (FinishReason.EOS, '{"to": "Bob"', True),
+    ],
+)
+def test_a_call_that_a_limit_cuts_off_is_not_sent(
+    reason: FinishReason, written: str, is_sent: bool, streams: bool
+) -> None:
+    """Ollama sends complete calls only, and its clients execute a call when it arrives."""
+    pieces = [ToolCallBegin(0, "a", "look"), ToolCallArguments(0, "{}"), ToolCallBegin(1, "b", "send")]
+    parser = SequenceParser([*pieces, ToolCallArguments(1, written)])
+    writer = OllamaWriter(Reply("demo", chat=True), lambda: parser, started_at=0.0, loaded_at=0.0)
+    writer.streams = streams
+    lines = [orjson.loads(line) for event in (text("x"), finished(0, reason)) for line in writer.feed(0, event)]
+    lines = lines if streams else [orjson.loads(orjson.dumps(writer.body()))]
+    calls = [call["function"]["name"] for line in lines for call in line["message"].get("tool_calls", ())]
+    assert calls == (["look", "send"] if is_sent else ["look"])
+    assert lines[-1]["done_reason"] == ("length" if reason is FinishReason.LIMIT else "stop")
