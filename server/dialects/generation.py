@@ -183,11 +183,18 @@ def reject_reasoning_fields(fields: GenerationFields) -> None:
             raise field_error(name, "only chat completions have reasoning that can be ended")
 
 
+NO_LIMIT = -2
+"""A value of ``n_predict`` that parsers may set: unlimited, whatever the model's default is."""
+
+
 def token_limit(fields: GenerationFields, default: int) -> int:
-    """Return the token limit, by llama-server's precedence of fields. Absent and -1 mean `default` (-1 = unlimited)."""
+    """Return the token limit, by llama-server's precedence of fields; -1 = unlimited.
+
+    Absent and -1 mean `default`.
+    """
     limits = (fields.n_predict, fields.max_completion_tokens, fields.max_tokens)
     limit = next((limit for limit in limits if limit is not None), -1)
-    return default if limit < 0 else limit
+    return default if limit == -1 else max(limit, -1)
 
 
 _SAME_NAMES = (

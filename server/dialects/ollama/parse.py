@@ -50,7 +50,14 @@ from server.dialects.fields import (
     within,
     wrong_type,
 )
-from server.dialects.generation import MAX_TOP_LOGPROBS, ConversationRequest, GenerationFields, Logprobs, Stop
+from server.dialects.generation import (
+    MAX_TOP_LOGPROBS,
+    NO_LIMIT,
+    ConversationRequest,
+    GenerationFields,
+    Logprobs,
+    Stop,
+)
 from server.dialects.native.fim import suffix_prompt
 from server.dialects.ollama.models import can_think
 from server.dialects.ollama.write import OllamaWriter, Reply
@@ -333,7 +340,7 @@ def _request(
             model=body.model or None,
             sse_ping_interval=0,  # clients can't parse an empty line
             n_keep=options.num_keep,
-            n_predict=None if limit is None else max(limit, -1),
+            n_predict=NO_LIMIT if limit is not None and limit < 0 else limit,
             stream=body.stream is not False,
         ),
         media=conversation.media,

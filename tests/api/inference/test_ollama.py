@@ -285,6 +285,13 @@ async def test_suffix_requires_a_model_with_fim_tokens(serve: Serve) -> None:
         await api.expect(f"POST {GENERATE}", body, 400, "suffix")
 
 
+@pytest.mark.parametrize(("limit", "content"), [(None, "Hel"), (4, "Hell"), (-1, "Hello"), (-2, "Hello")])
+async def test_num_predict_overrides_the_models_limit(serve: Serve, limit: int | None, content: str) -> None:
+    async with serve(answering({"Hi": "Hello"}), models={"demo": model()["demo"] | {"n_predict": 3}}) as api:
+        reply = await generate(api, messages=[HI], options={"num_predict": limit})
+    assert reply["message"]["content"] == content
+
+
 async def test_logprobs_are_in_streams_and_plain_replies(serve: Serve) -> None:
     async with serve(answering({"Hi": "Hello"}), models=model()) as api:
         lines = await stream(api, messages=[HI], logprobs=True, top_logprobs=2)
