@@ -40,7 +40,7 @@ async def read_stream(request: Request, conv_id: str = "") -> Response:
         raise NotFound(_GONE) from None
     if offset < stream.first:
         raise InvalidRequest("Stream offset lost, please restart", "from")
-    return EventStream(request, stream.read(offset), ping_s=0)
+    return EventStream(request, stream.read(offset), ping_s=0, media_type=stream.media_type)
 
 
 MAX_LOOKUPS = 1000  # each id is compared with every stream of the caller, on the event loop

@@ -129,7 +129,8 @@ class Exchange:
     async def _resumable(self, conversation: str) -> Response:
         """Return a stream that continues when its client disconnects (`transport.resumable`)."""
         streams, owner = self._session.services.streams, stream_owner(self._request)
-        stream = streams.open(owner, conversation, self._parsed.model)
+        media_type = self._dialect.media_type
+        stream = streams.open(owner, conversation, self._parsed.model, media_type)
         leave = admission_of(self._request.scope).detach()
 
         def ended() -> None:
@@ -138,7 +139,6 @@ class Exchange:
 
         stream.produce(self.events(), error=self.fail, ping=self._dialect.ping, ping_s=self._ping_s, ended=ended)
         await while_connected(self._request, stream.begin())
-        media_type = self._dialect.media_type
         return EventStream(self._request, stream.read(0), ping_s=0, headers=self.headers, media_type=media_type)
 
     async def events(self) -> AsyncGenerator[bytes, None]:

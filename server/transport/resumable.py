@@ -23,6 +23,7 @@ from sse_starlette.sse import SendTimeoutError
 
 from server.errors import InvalidRequest, Unavailable
 from server.state.redis import PREFIX, Redis
+from server.transport.sse import EVENTS_TYPE
 
 MAX_ID_CHARS = 1024
 KEPT_S = 300.0  # after the end of a stream; llama-server's value, like the next
@@ -58,8 +59,14 @@ STOPPED = "request cancelled by a stop before its reply began"
 class KeptStream:
     """The bytes of one reply, or the newest of them above the limit. ``model``: the name in the request."""
 
-    def __init__(self, conversation: str, max_bytes: int = MAX_STREAM_BYTES, model: str | None = None) -> None:
-        self.conversation, self.model = conversation, model
+    def __init__(
+        self,
+        conversation: str,
+        max_bytes: int = MAX_STREAM_BYTES,
+        model: str | None = None,
+        media_type: str = EVENTS_TYPE,
+    ) -> None:
+        self.conversation, self.model, self.media_type = conversation, model, media_type
         self.started_at = int(time.time())  # unix seconds, like the next
         self.completed_at = 0  # 0 while it runs
         self.content = bytearray()
@@ -192,12 +199,14 @@ class KeptStreams:
         self._timer: asyncio.TimerHandle | None = None
         self._copying: set[asyncio.Task[None]] = set()
 
-    def open(self, owner: str, conversation: str, model: str | None = None) -> KeptStream:
+    def open(
+        self, owner: str, conversation: str, model: str | None = None, media_type: str = EVENTS_TYPE
+    ) -> KeptStream:
         """Open a stream, and stop the conversation's previous one on any replica. Raises `InvalidRequest`."""
         if len(conversation) > MAX_ID_CHARS:
             raise InvalidRequest(f"X-Conversation-Id: at most {MAX_ID_CHARS} characters")
         self._stop(owner, conversation)
-        stream = self._streams[owner, conversation] = KeptStream(conversation, model=model)
+        stream = self._streams[owner, conversation] = KeptStream(conversation, model=model, media_type=media_type)
         if self._redis is not None:
             task = asyncio.create_task(self._copy(self._redis, owner, stream), name="copy of a resumable stream")
             self._copying.add(task)
@@ -281,7 +290,7 @@ class KeptStreams:
 
         try:
             await add({_DATA: b""}, _FIRST)  # before its name: replicas remove names without a stream
-            named = f"{key} {stream.started_at}"
+            named = f"{key} {stream.started_at} {stream.media_type}"
             await redis.do("eval", _NAME, 1, _names(owner), stream.conversation, named)
             with suppress(Exception):  # the client receives the error
                 await stream.begin()
@@ -307,6 +316,7 @@ class RemoteStream:
     key: str
     conversation: str
     started_at: int
+    media_type: str
     completed_at: int
     first: int
     total_bytes: int
@@ -341,7 +351,7 @@ async def _forget_copy(redis: Redis, owner: str, conversation: str, named: str) 
 
 async def _remote(redis: Redis, owner: str, conversation: str, named: str) -> RemoteStream | None:
     """Return the stream that `named` refers to, None if it has expired."""
-    key, _, started = named.partition(" ")
+    key, started, media_type = (*named.split(" ", 2), EVENTS_TYPE)[:3]
     found = await redis.do("xrevrange", key, count=1)
     oldest = await redis.do("xrange", key, min="0-2", count=1)
     if not found:
@@ -350,7 +360,8 @@ async def _remote(redis: Redis, owner: str, conversation: str, named: str) -> Re
     last, entry = found[0]
     total = int(last.partition(b"-")[0])
     first = int(oldest[0][0].partition(b"-")[0]) - len(oldest[0][1].get(_DATA, b"")) if oldest else 0
-    return RemoteStream(redis, key, conversation, int(started), int(entry.get(_DONE, 0)), first, total)
+    completed_at = int(entry.get(_DONE, 0))
+    return RemoteStream(redis, key, conversation, int(started), media_type, completed_at, first, total)
 
 
 def _names(owner: str) -> str:

@@ -152,6 +152,20 @@ async def test_delete_through_another_replica_ends_generation(serve: Serve, redi
         assert await lookup(a.api, ID) == []
 
 
+async def test_stream_of_another_replica_has_its_media_type(redis: RedisServer) -> None:
+    clients = [Redis(redis.url) for _ in range(2)]
+    streams, reader = map(KeptStreams, clients)
+    stream = streams.open("me", ID, media_type="application/x-ndjson")
+    stream.append(b"{}")
+    stream.finish()
+    await asyncio.gather(*streams._copying)
+    found = await reader.find("me", ID)
+    assert found is not None
+    assert found.media_type == "application/x-ndjson"
+    for client in clients:
+        await client.close()
+
+
 class RenamingRedis(Redis):
     """A Redis client that simulates another replica: each lookup is followed by the name of a newer stream."""
 

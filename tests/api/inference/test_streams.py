@@ -48,6 +48,7 @@ async def test_finished_stream_can_be_read_again_from_any_byte(client: httpx.Asy
     for query, offset in (("", 0), ("&from=0", 0), ("&from=7", 7), (f"&from={len(sent)}", len(sent))):
         again = await client.get(STREAM_URL + query)
         assert (again.status_code, again.content) == (200, sent[offset:])
+        assert again.headers["content-type"].split(";")[0] == dialect.stream_type
 
 
 async def test_stream_continues_after_its_client_disconnects(serve: Serve) -> None:
