@@ -76,6 +76,8 @@ async def model_events(request: Request) -> Response:
 async def show_model(request: Request, model_id: str) -> Response:
     """Return one model by id or alias, or a LoRA adapter that was loaded at runtime. The id may contain slashes."""
     pool = services(request).pool
+    if pool.knows(model_id):  # also with or without `:latest`
+        model_id = pool.resolve(model_id).id
     states = pool.states()
     for model in (each for state in states for each in model_objects(state, pool, with_files=sees_files(request))):
         if model_id in model["aliases"]:

@@ -79,6 +79,7 @@ STATES: dict[str, tuple[dict[str, Any], list[Row]]] = {
             ("GET /v1/models/org/a:Q8", None, 200, {"id": "org/a:Q8"}),
             ("GET /v1/models/first", None, 200, {"id": "org/a:Q8"}),
             ("GET /v1/models/org%2Fa%3AQ8", None, 200, {"id": "org/a:Q8"}),
+            ("GET /v1/models/first:latest", None, 200, {"id": "org/a:Q8"}),
             ("GET /v1/models/gpt-9", None, 404, {"error": {"code": "model_not_found", "param": "model"}}),
             ("POST /models/load", {"model": "gpt-9"}, 404, {"error": {"code": 404, "type": "not_found_error"}}),
             ("POST /models/unload", {"model": "gpt-9"}, 404, NOT_FOUND),
