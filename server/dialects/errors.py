@@ -38,6 +38,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 _MESSAGES = "/v1/messages"
+_SHARED = ("/v1/files", "/v1/models")
 
 
 def speaks_anthropic(path: str) -> bool:
@@ -126,6 +127,11 @@ _APIS: tuple[tuple[Callable[[str], bool], Callable[[int, Json], Json]], ...] = (
 """For each API, a predicate of its paths and the conversion of errors. The first match applies."""
 
 
-def error_of_api(path: str, status: int, error: Json) -> Json:
-    """Return an error in the format of the API that `path` belongs to."""
+def error_of_api(path: str, status: int, error: Json, *, for_anthropic: bool = False) -> Json:
+    """Return an error in the format of the API that `path` belongs to.
+
+    ``for_anthropic``: the client uses Anthropic's API, which shares paths with OpenAI's.
+    """
+    if for_anthropic and path.startswith(_SHARED):
+        return anthropic_error(status, error)
     return next((convert(status, error) for speaks, convert in _APIS if speaks(path)), error)

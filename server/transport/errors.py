@@ -146,7 +146,9 @@ def error_response(error: Exception, scope: Scope) -> Response:
     if record is not None:
         record.error = reason_of(error)
     status, body, headers = error_body(error)
-    return json_reply(error_of_api(target.path, status, body), status=status, headers=headers)
+    for_anthropic = any(name == b"anthropic-version" for name, _ in scope["headers"])
+    error_object = error_of_api(target.path, status, body, for_anthropic=for_anthropic)
+    return json_reply(error_object, status=status, headers=headers)
 
 
 def _known(error: LlamapoolError) -> ErrorReply:

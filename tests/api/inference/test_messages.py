@@ -156,6 +156,13 @@ async def test_claude_code_sessions_share_their_cached_prefix_without_warnings(s
     assert usages[1]["cache_read_input_tokens"] > 0.8 * sum(usages[1].values())
 
 
+async def test_errors_of_shared_paths_have_anthropics_format_for_its_clients(api: Api) -> None:
+    headers, kind = {"anthropic-version": "2023-06-01"}, {"error": {"type": "not_found_error"}}
+    for request in ("GET /v1/models/gpt-9", "GET /v1/files/file-9", "DELETE /v1/files/file-9"):
+        await api.expect(request, None, 404, {"type": "error", **kind}, headers)
+        await api.expect(request, None, 404, {"error": {"param": None if "files" in request else "model"}})
+
+
 async def test_models_are_listed_in_anthropics_format_for_its_clients(serve: Serve) -> None:
     models = {"one": {"path": "one.gguf", "load": "startup"}, "two": {"path": "two.gguf", "load": "on_demand"}}
     headers = {"anthropic-version": "2023-06-01"}
