@@ -9,7 +9,7 @@ import json
 import re
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -113,13 +113,14 @@ _PART_TYPES = (
 )
 _PART = _members(_PART_NAMES, _PART_TYPES, content=_members(_PART_NAMES, _PART_TYPES, **_URLS), **_URLS)
 """The parts of all dialects, because clients mix them."""
-_MESSAGE = _members(
+_MESSAGE_MEMBERS = _members(
     "role name tool_call_id tool_name images refusal annotations audio thinking reasoning reasoning_content "
-    "reasoning_details provider_specific_fields output_config type id status phase function_call",
+    "reasoning_details provider_specific_fields type id status phase function_call",
     "message",
     content=_PART,
     tool_calls=_members("type id index custom", "function custom", function=_FUNCTION),
 )
+_MESSAGE = replace(_MESSAGE_MEMBERS, without_effect={"output_config": ({}, "effort applies to a whole request")})
 _TOOL = _members(
     "type name description parameters strict format custom input_schema defer_loading eager_input_streaming "
     "allowed_callers input_examples",

@@ -336,8 +336,8 @@ class _Reader:
         if isinstance(content, str):
             self.messages.append(Message(role, content))
             return
-        if content is None and role == "assistant":  # dropped, as in llama-server
-            return
+        if content is None and (role == "assistant" or (role == "system" and given.get("output_config"))):
+            return  # an assistant's is dropped, as in llama-server
         for block, at in _blocks(content, f"{path}.content"):
             kind = block["type"]
             is_result = kind == "tool_result" or kind.endswith("_tool_result")
