@@ -9,7 +9,7 @@ from server.dialects.ollama.vectors import EmbedBody
 from server.dialects.ollama.write import OllamaWriter, Reply
 from server.engine.request import FinishReason
 from server.errors import InvalidRequest
-from server.formats.parsing.pieces import ToolCallArguments, ToolCallBegin
+from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from tests.unit.dialects.builders import SequenceParser, finished, text
 
 
@@ -86,7 +86,7 @@ def test_a_call_that_a_limit_cuts_off_is_not_sent(
     reason: FinishReason, written: str, is_sent: bool, streams: bool
 ) -> None:
     """Ollama sends complete calls only, and its clients execute a call when it arrives."""
-    pieces = [ToolCallBegin(0, "a", "look"), ToolCallArguments(0, "{}"), ToolCallBegin(1, "b", "send")]
+    pieces: list[Piece] = [ToolCallBegin(0, "a", "look"), ToolCallArguments(0, "{}"), ToolCallBegin(1, "b", "send")]
     parser = SequenceParser([*pieces, ToolCallArguments(1, written)])
     writer = OllamaWriter(Reply("demo", chat=True), lambda: parser, started_at=0.0, loaded_at=0.0)
     writer.streams = streams
