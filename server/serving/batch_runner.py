@@ -124,25 +124,33 @@ class BatchRunner:
 
     async def _run_lines(self, owner: str, batch: Json) -> None:
         """Run every request without a result, several concurrently, after the owner's earlier batches."""
-        last = -1
+        last, started = -1, set[asyncio.Task[None]]()
         async with self._turns.setdefault(owner, asyncio.Lock()), asyncio.TaskGroup() as group:
             while page := await self.state.pending_lines(owner, batch["id"], last, _PAGE):
                 for _, line in page:
-                    borrower = object()
-                    self._capacity.total_tokens = max(self.n_parallel(), 1)
-                    await self._capacity.acquire_on_behalf_of(borrower)
+                    while len(started) >= self._n_concurrent():
+                        await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
                     task = group.create_task(self._run_line(owner, batch, line))
-                    task.add_done_callback(partial(self._release, borrower))
+                    started.add(task)
+                    task.add_done_callback(started.discard)
                 last = page[-1][0]
 
-    def _release(self, borrower: object, _: asyncio.Task[None]) -> None:
+    def _n_concurrent(self) -> int:
+        """Return how many requests of all batches may run, after updating the limiter."""
         self._capacity.total_tokens = max(self.n_parallel(), 1)
-        self._capacity.release_on_behalf_of(borrower)
+        return int(self._capacity.total_tokens)
 
     async def _run_line(self, owner: str, batch: Json, line: BatchLine) -> None:
-        """Run a request, retrying while the server has no capacity for it, and store the result."""
-        call = partial(self.call, batch["key_name"], batch["endpoint"], line.body)
-        while (reply := await call()).status in _RETRIED and reply.headers:  # none: refused because of its key
+        """Run a request, retrying while the server has no capacity for it, and store the result.
+
+        A request that waits for its retry leaves its place to other batches.
+        """
+        while True:
+            async with self._capacity:
+                reply = await self.call(batch["key_name"], batch["endpoint"], line.body)
+                self._n_concurrent()  # the request may have loaded a model
+            if reply.status not in _RETRIED or not reply.headers:  # none: refused because of its key
+                break
             after = reply.headers.get(b"retry-after", b"")
             await asyncio.sleep(float(after) if after.isdigit() else _RETRY_AFTER_S)
         result = {

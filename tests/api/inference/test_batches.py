@@ -25,7 +25,8 @@ from server.routes.batches import _message_result
 from server.serving import batch_runner
 from server.telemetry.record import REQUEST_ID
 from server.transport.body import MAX_VALUES
-from tests.api.conftest import Api, Serve
+from server.transport.internal import InternalReply
+from tests.api.conftest import Api, Serve, until
 from tests.api.scripted import anthropic_client, serve_scripted
 from tests.api.transport.test_keys import key_file
 
@@ -176,6 +177,32 @@ async def test_batch_requests_count_against_the_token_quota_of_the_key(serve: Se
     assert 0 < done.request_counts.completed < 20
     assert {each["response"]["status_code"] for each in bad} == {429}
     assert "tokens per day" in bad[0]["response"]["body"]["error"]["message"]
+
+
+async def test_batch_that_waits_for_capacity_does_not_stop_the_batches_of_other_owners(
+    serve: Serve, tmp_path: Path
+) -> None:
+    keys, n_refused = key_file(tmp_path, **{"sk-one": {}, "sk-two": {}}), 0
+    async with serving(serve, keys_file=str(keys)) as (api, one), asyncio.timeout(60):
+        runner: batch_runner.BatchRunner = api.app.state.services.batches
+        call = runner.call
+
+        async def refuse_first_owner(key_name: str, path: str, body: bytes) -> InternalReply:
+            nonlocal n_refused
+            if key_name != "sk-one":
+                return await call(key_name, path, body)
+            n_refused += 1
+            return InternalReply(503, {b"retry-after": b"3600"}, b"{}")
+
+        runner.call = refuse_first_owner
+        waiting = await start_batch(one, [line(n) for n in range(20)])
+        await until(lambda: n_refused == runner.n_parallel())
+        two = one.with_options(api_key="sk-two")
+        done = await run_batch(two, [line(n) for n in range(6)])
+        await one.batches.cancel(waiting.id)
+        cancelled = await wait_for_end(one, waiting.id)
+    assert (done.status, cancelled.status) == ("completed", "cancelled")
+    assert n_refused < 20, "further requests of a batch start while as many as may run wait"
 
 
 async def test_batch_with_invalid_lines_fails_and_lists_them(serve: Serve) -> None:
