@@ -46,10 +46,11 @@ class Option:
 
     ``flags`` take a value, or switch a boolean on (``is_switch``). ``constants`` are flags without a value and the
     value they set. ``text`` converts the text of a flag or variable into the value that YAML would contain. The values
-    of a ``repeat`` flag are concatenated. ``forms`` are further flags, each with its metavar and its own converter;
-    ``env_forms`` are further variables with their converters. A flag's value has ``n_words``. Setting an option
-    discards the values of the fields in ``replaces`` from weaker sources. ``also``: its names in Ollama, vLLM and
-    others, separated by spaces, which errors understand. `Table` fills in the last fields.
+    of a ``repeat`` flag are concatenated. An ``is_path`` option's ``words`` are no paths. ``forms`` are further flags,
+    each with its metavar and its own converter; ``env_forms`` are further variables with their converters. A flag's
+    value has ``n_words``. Setting an option discards the values of the fields in ``replaces`` from weaker sources.
+    ``also``: its names in Ollama, vLLM and others, separated by spaces, which errors understand. `Table` fills in the
+    last fields.
     """
 
     flags: tuple[str, ...] = ()
@@ -60,6 +61,7 @@ class Option:
     repeat: bool = False
     secret: bool = False
     is_path: bool = False
+    words: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     forms: Mapping[str, tuple[str, Callable[[str], Any]]] = field(default_factory=dict)
     n_words: int = 1

@@ -22,6 +22,7 @@ from server.options.values import (
     Int,
     JsonObject,
     OptionalPath,
+    PathText,
     Place,
     SiteNames,
     Switch,
@@ -170,7 +171,9 @@ def _state(value: str) -> None:
 
 
 class StateSettings(SettingsModel, group="State"):
-    state: str = option("auto", "--state", metavar="FILE|URL", check=_state)
+    state: PathText = option(
+        "auto", "--state", metavar="FILE|URL", check=_state, is_path=True, words=("auto", "memory")
+    )
     """SQLite file for stored responses, conversations, files and batches. auto = llamapool/state.sqlite3 in the XDG
     state directory; memory = no file: everything is lost at exit. redis://, rediss:// or unix:// = a Redis server that
     replicas share, which also has rate limits, usage and resumable streams (extra redis).

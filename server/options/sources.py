@@ -273,8 +273,8 @@ class YamlFile(OptionSource):
             section = section_of(where)
             if (section, key) not in TABLE.entries:
                 raise ConfigError(f"{at}: unknown key '{where}.{key}'{hint(section, key)}")
-            value = self._loader.construct_object(value_node, deep=True)
-            if TABLE.entries[section, key].is_path:
+            value, entry = self._loader.construct_object(value_node, deep=True), TABLE.entries[section, key]
+            if entry.is_path and value not in entry.words:
                 try:
                     value = self._absolute(value)
                 except (RuntimeError, ValueError):  # an unknown user's ~, or a NUL in the name

@@ -185,6 +185,8 @@ Breakers = Annotated[tuple[str, ...], BeforeValidator(read_breakers), WithJsonSc
 FilePath = Annotated[Path, WithJsonSchema({"type": "string"})]
 OptionalPath = Annotated[FilePath | None, BeforeValidator(lambda value: value or None)]
 """A path; an empty text means none, not the working directory."""
+PathText = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+"""A path, an address or a word, as text."""
 
 
 def is_address(value: object) -> bool:
