@@ -94,6 +94,8 @@ def store_of(request: Request, parsed: ResponseRequest) -> Store:
             if options.stored:
                 previous = options.previous_response_id
                 parent = None if previous in histories else previous
+                if parent is not None and await app.state.load(owner, parent) is None:  # deleted meanwhile
+                    parent = None
                 await app.state.put(
                     *(owner, "response", {**response, "output": []}),
                     parent=parent,

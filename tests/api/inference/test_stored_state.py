@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from server.dialects.responses import compaction
 from server.serving import background
-from tests.api.conftest import Api, Serve, until
+from tests.api.conftest import Api, Serve, idle, until
 from tests.api.scripted import CHATML, openai_client, serve_scripted
 from tests.media_files import media_file
 from tests.support.fakes import ASSISTANT, FakeLoader
@@ -58,6 +58,24 @@ async def test_previous_response_id_continues_the_conversation(serve: Serve) -> 
         assert n_input(await create(client, "Again", previous_response_id=second.id)) == n_input(third)
         with pytest.raises(BadRequestError):
             await create(client, "Again", previous_response_id=first.id)
+
+
+async def test_response_keeps_its_history_if_its_parent_is_deleted_while_it_is_generated(serve: Serve) -> None:
+    steps = threading.Semaphore(1000)
+    async with serving(serve, steps) as (api, client):
+        first = await create(client)
+        second = await create(client, "Bye", previous_response_id=first.id)
+        expected = n_input(await create(client, "Again", previous_response_id=second.id, store=False))
+        await idle(api.loaded())
+        while steps.acquire(blocking=False):
+            pass
+        generating = asyncio.create_task(create(client, "Bye", previous_response_id=first.id))
+        await until(lambda: api.loaded().busy)
+        await client.responses.delete(second.id)
+        await client.responses.delete(first.id)
+        steps.release(5000)
+        third = await create(client, "Again", previous_response_id=(await generating).id)
+    assert (third.output_text, n_input(third)) == ("Once more.", expected)
 
 
 def n_input(response: Response) -> int:
