@@ -93,9 +93,10 @@ async def create_conversation_items(request: Request, conversation_id: str) -> R
     """Add up to 20 items to the end of a conversation."""
     headers, items = await read_as(request, lambda body: (as_header(unused_fields(body, ("items",))), _items(body)))
     await find_object(request, "conversation", conversation_id)
-    if not await services(request).state.append(owner_of(request), conversation_id, items):
+    added = await services(request).state.append(owner_of(request), conversation_id, items)
+    if added is None:
         raise not_found("conversation", conversation_id)
-    return await list_reply(request, Page(items, has_more=False), headers=headers)
+    return await list_reply(request, Page(added, has_more=False), headers=headers)
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")

@@ -7,6 +7,7 @@ a use of all responses before it, so eviction never breaks a chain.
 """
 
 import contextlib
+import secrets
 import time
 import zlib
 from abc import ABC, abstractmethod
@@ -182,7 +183,8 @@ class Objects(ABC):
         `find` can filter by `label`. The same items are appended to the conversation `append_to` in the same
         transaction. Raises `QuotaExceeded`.
         """
-        items = [*((False, each) for each in inputs), *((True, each) for each in outputs)]
+        sides = [*(False for _ in inputs), *(True for _ in outputs)]
+        items = list(zip(sides, _with_own_ids([*inputs, *outputs]), strict=True))
         document = Document(kind, body, items, parent, label, expires_at)
         changes: dict[str, Change] = {body["id"]: lambda _: document}
         if append_to is not None:
@@ -242,9 +244,12 @@ class Objects(ABC):
         """Return one item of an object; None if it has no such item."""
         return next((item for item in await self.items(owner, object_id) if item["id"] == item_id), None)
 
-    async def append(self, owner: str, object_id: str, items: Sequence[Json]) -> bool:
-        """Add `items` to the end of an object. Return whether it exists. Raises `QuotaExceeded`."""
-        return await self.change(owner, {object_id: _appending(items)}) is not None
+    async def append(self, owner: str, object_id: str, items: Sequence[Json]) -> list[Json] | None:
+        """Add `items` to the end of an object. Return them as stored; None if there is no such object. Raises
+        `QuotaExceeded`.
+        """
+        found = await self.change(owner, {object_id: _appending(items)})
+        return None if found is None else [item for _, item in found.items[len(found.items) - len(items) :]]
 
     async def remove_item(self, owner: str, object_id: str, item_id: str) -> bool:
         """Delete one item. Return whether it existed."""
@@ -283,7 +288,24 @@ class Objects(ABC):
 
 
 def _appending(items: Sequence[Json]) -> Change:
-    return lambda old: old and replace(old, items=[*old.items, *((False, each) for each in items)])
+    def appended(old: Document | None) -> Document | None:
+        if old is None:
+            return None
+        added = _with_own_ids(items, [item["id"] for _, item in old.items])
+        return replace(old, items=[*old.items, *((False, each) for each in added)])
+
+    return appended
+
+
+def _with_own_ids(items: Iterable[Json], taken: Iterable[str] = ()) -> list[Json]:
+    """Return `items`, with new ids for those whose id is `taken` or that of an earlier item: pages need unique ids."""
+    seen, found = set(taken), []
+    for item in items:
+        if item["id"] in seen:
+            item = {**item, "id": f"{item['id'].partition('_')[0]}_{secrets.token_hex(16)}"}
+        seen.add(item["id"])
+        found.append(item)
+    return found
 
 
 def unknown_cursor(after: str) -> InvalidRequest:

@@ -184,6 +184,19 @@ async def test_conversation_collects_the_items_of_its_responses(serve: Serve) ->
     assert (first.conversation.id, updated.metadata) == (conversation.id, {"topic": "demo"})
 
 
+async def test_conversation_with_an_item_twice_is_paged_to_its_end(serve: Serve) -> None:
+    async with serving(serve) as (_, client):
+        conversation = await client.conversations.create()
+        first = await create(client, conversation=conversation.id)
+        again: Any = [item.to_dict() for item in first.output]
+        added = await client.conversations.items.create(conversation.id, items=again)
+        await create(client, [*again, {"role": "user", "content": "Bye"}], conversation=conversation.id)
+        paged = client.conversations.items.list(conversation.id, order="asc", limit=1)
+        ids = [item.id async for item in paged]
+        assert (await client.conversations.items.retrieve(added.data[0].id, conversation_id=conversation.id)).id in ids
+    assert len(set(ids)) == len(ids) == 6
+
+
 async def test_background_response_is_polled_and_streamed_again(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = threading.Semaphore(0)
     monkeypatch.setattr(background, "MAX_BACKGROUND", 1)

@@ -193,6 +193,20 @@ async def test_items_are_appended_to_and_removed_from_conversations(objects: Obj
     assert await used_bytes(objects) == 0
 
 
+async def test_items_with_an_id_that_the_object_has_get_another_id(objects: Objects) -> None:
+    """Pages and deletions name items by id: a client that paged over an id that occurs twice never reached the end."""
+    await objects.put("me", "conversation", {"id": "k"}, inputs=[message("msg_1", "one"), message("msg_1", "two")])
+    added = await objects.append("me", "k", [message("msg_1", "three"), message("msg_2", "four")])
+    await objects.put("me", "response", {"id": "r"}, inputs=[message("msg_1", "five")], append_to="k")
+    items = await objects.items("me", "k")
+    assert [item["text"] for item in items] == ["one", "two", "three", "four", "five"]
+    assert items[2:4] == added
+    ids = [item["id"] for item in items]
+    assert (ids[0], ids[3], len(set(ids))) == ("msg_1", "msg_2", 5)
+    assert {item_id.partition("_")[0] for item_id in ids} == {"msg"}
+    assert [item["id"] for item in await objects.items("me", "r")] == ["msg_1"]
+
+
 async def test_conversation_with_too_many_json_values_can_only_shrink(
     objects: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
