@@ -6,7 +6,8 @@ import logging
 import sys
 import zlib
 from collections.abc import AsyncGenerator
-from http import HTTPStatus
+from dataclasses import replace
+from functools import partial
 
 import orjson
 from fastapi import Request
@@ -14,7 +15,7 @@ from fastapi.responses import Response
 
 from server.dialects.common import Header, typed_event
 from server.dialects.responses.parse import RESPONSES, ResponseRequest, response_fields
-from server.dialects.responses.write import EARLY_PING, response_body
+from server.dialects.responses.write import EARLY_PING, error_code, failed_early, queued_events, response_body
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable, invalid
 from server.serving.batch_runner import POLL_S
 from server.serving.generate import Exchange
@@ -41,10 +42,10 @@ async def start(request: Request, parsed: ResponseRequest) -> Response:
     if len(app.background) >= MAX_BACKGROUND:
         message = f"{MAX_BACKGROUND} responses are in the background, and no more are possible"
         raise QueueFull(message, 1, "background_full")
-    options, response_id, exchange = parsed.options, parsed.response_id, Exchange(request, RESPONSES, parsed)
+    options, response_id = parsed.options, parsed.response_id
     header = Header(app.pool.resolve(parsed.model).id, response_id)
-    fields = response_fields(parsed, header)
-    queued = response_body(fields, "queued")
+    queued = response_body(response_fields(parsed, header), "queued")
+    exchange = Exchange(request, replace(RESPONSES, error=partial(failed_early, queued=queued)), parsed)
     await app.state.put(
         *(owner, "response", queued),
         parent=options.previous_response_id,
@@ -73,6 +74,7 @@ async def start(request: Request, parsed: ResponseRequest) -> Response:
     async def generate() -> AsyncGenerator[bytes, None]:
         end = _failed("server_error", "the response could not be stored")
         try:
+            yield queued_events(queued)
             with contextlib.suppress(Unavailable):  # logged by the state
                 await change(status="in_progress")
             async with contextlib.aclosing(exchange.events()) as events:
@@ -86,8 +88,7 @@ async def start(request: Request, parsed: ResponseRequest) -> Response:
         finally:
             if exchange.failure is not None:
                 status, body = exchange.failure
-                code = "rate_limit_exceeded" if status == HTTPStatus.TOO_MANY_REQUESTS else "server_error"
-                end = _failed(code, body["error"]["message"])
+                end = _failed(error_code(status, body["error"]), body["error"]["message"])
             settling = asyncio.create_task(settle(end))
             try:
                 while not settling.done():  # even if the task is cancelled again

@@ -3,7 +3,7 @@
     event: response.output_text.delta
     data: {"type": "response.output_text.delta", "sequence_number": 4, "item_id": "msg_x", ..., "delta": "Hi"}
 
-The order is OpenAI's: ``response.created``, ``response.in_progress``; for each item ``response.output_item.added``, the
+The order is OpenAI's: ``response.created``, in the background ``response.queued``, ``response.in_progress``; for each item ``response.output_item.added``, the
 events of its part, ``response.output_item.done``; at the end ``response.completed`` or ``response.incomplete``. There
 is no ``[DONE]``. llama-server's ``timings`` and ``prompt_progress`` are additional fields (server-task.cpp,
 to_json_oaicompat_resp).
@@ -166,7 +166,8 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         self._items: list[OutputItem] = []  # of this round
         self._by_item: dict[int, OutputItem] = {}  # by the id() of the assembler's item
         self._blank: list[Delta] = []  # white space at the start of a text
-        self._n_events = 0
+        self._has_begun = False
+        self._n_events = N_QUEUED_EVENTS if request.options.background else 0
         self._open: OutputItem | None = None
 
     @cached_property
@@ -250,9 +251,11 @@ class ResponseWriter(RoundWriter["ResponseRequest"]):
         return b"".join(self._begin()) or self._event("keepalive", {})
 
     def _begin(self) -> list[bytes]:
-        if self._n_events:
+        if self._has_begun:
             return []
-        events = [self._event(f"response.{state}", self._in_progress()) for state in ("created", "in_progress")]
+        self._has_begun = True
+        states = ("created", "in_progress")[bool(self.request.options.background) :]
+        events = [self._event(f"response.{state}", self._in_progress()) for state in states]
         for index, item in enumerate(self.request.listings):  # complete lists of tools
             kind, place = f"response.{item['type']}", {"item_id": item["id"], "output_index": index}
             added = {"output_index": index, "item": {**item, "tools": [], "error": None}}
@@ -356,9 +359,20 @@ EARLY_PING = wire.typed_event({"type": "keepalive"})
 """A keep-alive event while the model is loaded, before the response exists."""
 
 
-def failed_early(status: int, body: Json) -> bytes:
-    """Return the end of a stream that failed before its first event."""
-    return _failed(status, body, {"object": "response", "status": "failed", "output": []}, 0)
+N_QUEUED_EVENTS = 2
+
+
+def queued_events(queued: Json) -> bytes:
+    """Return the first events of a background response. `ResponseWriter` writes those that follow."""
+    events = ({"type": f"response.{kind}", "sequence_number": n} for n, kind in enumerate(("created", "queued")))
+    return b"".join(wire.typed_event({**event, "response": queued}) for event in events)
+
+
+def failed_early(status: int, body: Json, queued: Json | None = None) -> bytes:
+    """Return the end of a stream that failed before its first event, or after those of a `queued` response."""
+    response = {"object": "response", "output": []} if queued is None else queued
+    number = 0 if queued is None else N_QUEUED_EVENTS
+    return _failed(status, body, {**response, "status": "failed"}, number)
 
 
 def _failed(status: int, body: Json, response: Json, number: int) -> bytes:

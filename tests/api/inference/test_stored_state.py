@@ -20,6 +20,7 @@ from server.dialects.responses import compaction
 from server.serving import background
 from tests.api.conftest import Api, Serve, idle, until
 from tests.api.scripted import CHATML, openai_client, serve_scripted
+from tests.api.streams import posting, typed_events
 from tests.media_files import media_file
 from tests.support.fakes import ASSISTANT, FakeLoader
 
@@ -217,6 +218,24 @@ async def test_background_response_is_polled_and_streamed_again(serve: Serve, mo
     assert "".join(event.delta for event in events if isinstance(event, ResponseTextDeltaEvent)) == "Hello!"
 
 
+async def test_stream_of_a_background_response_begins_while_it_is_queued(serve: Serve) -> None:
+    """A client needs the id to resume the stream."""
+    steps = threading.Semaphore(0)
+    body = {"input": "Hi", "background": True, "stream": True}
+    async with serving(serve, steps) as (api, client), posting(api.app, "/v1/responses", body) as stream:
+        assert await stream.start() == 200
+        chunks = [await stream.chunk(), await stream.chunk()]
+        steps.release(5000)
+        chunks += [chunk async for chunk in stream.chunks()]
+        events = typed_events(b"".join(chunks).decode())
+        response_id = events[0]["response"]["id"]
+        assert (await client.responses.retrieve(response_id)).output_text == "Hello!"
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert (kinds[:4], kinds[-1]) == (["created", "queued", "in_progress", "output_item.added"], "completed")
+    assert [events[n]["response"]["status"] for n in range(3)] == ["queued", "queued", "in_progress"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
 async def test_only_background_responses_can_be_cancelled(serve: Serve) -> None:
     async with serving(serve) as (_, client):
         foreground = await create(client)
@@ -258,10 +277,13 @@ async def test_failed_background_response_has_its_error(serve: Serve) -> None:
         queued = await create(client, "x " * 9000, background=True)
         events = [event async for event in await client.responses.retrieve(queued.id, stream=True)]
         failed = await client.responses.retrieve(queued.id)
-    assert events[-1].type == "response.failed"
-    assert failed.status == "failed"
+    last = events[-1]
+    assert last.type == "response.failed"
+    assert (last.response.id, last.response.error, failed.status) == (queued.id, failed.error, "failed")
     assert failed.error
+    assert failed.error.to_dict()["code"] == "context_length_exceeded"
     assert "context" in failed.error.message
+    assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
 async def test_compacted_conversation_continues_after_a_restart(serve: Serve, tmp_path: Path) -> None:
