@@ -85,10 +85,10 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 @router.delete("/v1/responses/{response_id}")
 @router.delete("/responses/{response_id}")
-@describe("$Deleted", errors=(404,))
+@describe("$Deleted", errors=(400, 404))
 async def delete_response(request: Request, response_id: str) -> Response:
     """Delete a stored response of this client. Responses that continue it are kept."""
-    await background.cancel(request, response_id)
+    await _cancel(request, response_id)
     await remove_object(request, "response", response_id)
     return json_reply({"id": response_id, "object": "response", "deleted": True})
 
@@ -101,9 +101,16 @@ async def cancel_response(request: Request, response_id: str) -> Response:
     response = await find_object(request, "response", response_id)
     if not response["background"]:
         raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
-    if not await background.cancel(request, response_id) and response["status"] in UNFINISHED["response"]:
-        raise InvalidRequest(background.ELSEWHERE, "response_id")
+    await _cancel(request, response_id)
     return await object_reply(request, await stored_response(request, response_id))
+
+
+async def _cancel(request: Request, response_id: str) -> None:
+    """Stop a response if it is in the background. Raises `NotFound`, and `InvalidRequest` if another server runs it."""
+    if not await background.cancel(request, response_id):
+        response = await find_object(request, "response", response_id)
+        if response["status"] in UNFINISHED["response"]:
+            raise InvalidRequest(background.ELSEWHERE, "response_id")
 
 
 @router.get("/v1/responses/{response_id}/input_items")

@@ -261,10 +261,16 @@ class Objects(ABC):
         return await self.change(owner, {object_id: without}, within_quota=False) is not None
 
     async def chain(self, owner: str, object_id: str) -> list[Json] | None:
-        """Return the items of an object and of all its parents, oldest first. None if the owner has no such object."""
+        """Return the items of a response and of all its parents, oldest first. None if the owner has no such response.
+
+        Raises `InvalidRequest` for a response that is being generated, whose output would be missing.
+        """
         found = await self.ancestry(owner, object_id)
         if not found or found[object_id].hidden or found[object_id].kind != "response":
             return None
+        if found[object_id].is_unfinished:
+            reason = f"Previous response with id '{short(object_id)}' is not complete; wait for its end."
+            raise InvalidRequest(reason, "previous_response_id")
         with contextlib.suppress(Unavailable):  # logged; a full store can still be read
             await self.touch(owner, found)
         return [item for document in reversed(found.values()) for _, item in document.items]
@@ -301,10 +307,9 @@ def _with_own_ids(items: Iterable[Json], taken: Iterable[str] = ()) -> list[Json
     """Return `items`, with new ids for those whose id is `taken` or that of an earlier item: pages need unique ids."""
     seen, found = set(taken), []
     for item in items:
-        if item["id"] in seen:
-            item = {**item, "id": f"{item['id'].partition('_')[0]}_{secrets.token_hex(16)}"}
+        is_taken, prefix = item["id"] in seen, item["id"].partition("_")[0]
+        found.append({**item, "id": f"{prefix}_{secrets.token_hex(16)}"} if is_taken else item)
         seen.add(item["id"])
-        found.append(item)
     return found
 
 

@@ -208,6 +208,9 @@ async def test_background_response_is_polled_and_streamed_again(serve: Serve, mo
             await client.with_options(max_retries=0).responses.create(model="demo", input="Hi", background=True)
         assert b'reason="background_full"' in api.app.state.services.metrics.render("")[0]
         assert (await client.responses.retrieve(queued.id)).status in ("queued", "in_progress")
+        with pytest.raises(BadRequestError, match="not complete") as unfinished:  # its output would be left out
+            await create(client, "Bye", previous_response_id=queued.id)
+        assert unfinished.value.param == "previous_response_id"
         steps.release(5000)
         events = [event async for event in await client.responses.retrieve(queued.id, stream=True)]
         done = await client.responses.retrieve(queued.id)
@@ -353,6 +356,7 @@ async def test_server_does_not_touch_running_responses_of_another_server(
             running = await second.responses.retrieve(queued.id)
             operations: list[Any] = [
                 second.responses.cancel(queued.id),
+                second.responses.delete(queued.id),
                 second.responses.retrieve(queued.id, stream=True),
             ]
             for operation in operations:
