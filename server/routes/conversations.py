@@ -1,13 +1,15 @@
 """``/v1/conversations`` (OpenAI): stored lists of items, which responses continue and add to."""
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.dialects.common import random_id
 from server.dialects.fields import refuse_deep
-from server.dialects.responses.input import item_to_store, read_input
+from server.dialects.responses.input import History, item_to_store, read_input, references
 from server.dialects.responses.parse import read_metadata
 from server.dialects.warnings import as_header, unused_fields
 from server.errors import InvalidRequest, NotFound, invalid, short
@@ -23,7 +25,7 @@ from server.serving.stored import (
     remove_object,
 )
 from server.state.objects import Json, Page
-from server.transport.body import read_as
+from server.transport.body import read_as, read_later
 from server.transport.errors import json_reply
 
 router = APIRouter(tags=["conversations"])
@@ -38,11 +40,12 @@ async def create_conversation(request: Request) -> Response:
     """Create a conversation, with up to 20 items."""
     conversation = {"id": f"conv_{random_id()}", "object": "conversation", "created_at": int(time.time())}
 
-    def read(body: Json) -> tuple[Json, list[Json], dict[str, str]]:
-        items = _items(body) if body.get("items") else []
-        return read_metadata(body), items, as_header(unused_fields(body, ("metadata", "items")))
+    def read(body: Json) -> tuple[Json, list[Any], dict[str, str]]:
+        given = _given(body) if body.get("items") else []
+        return read_metadata(body), given, as_header(unused_fields(body, ("metadata", "items")))
 
-    conversation["metadata"], items, headers = await read_as(request, read, optional=True)
+    conversation["metadata"], given, headers = await read_as(request, read, optional=True)
+    items = await _items(request, given)
     await services(request).state.put(owner_of(request), "conversation", conversation, inputs=items)
     return json_reply(conversation, headers=headers)
 
@@ -91,9 +94,11 @@ async def list_conversation_items(request: Request, conversation_id: str) -> Res
 @describe("$ObjectList", example={"items": [_MESSAGE]}, errors=(*READS, 404))
 async def create_conversation_items(request: Request, conversation_id: str) -> Response:
     """Add up to 20 items to the end of a conversation."""
-    headers, items = await read_as(request, lambda body: (as_header(unused_fields(body, ("items",))), _items(body)))
+    headers, given = await read_as(request, lambda body: (as_header(unused_fields(body, ("items",))), _given(body)))
     await find_object(request, "conversation", conversation_id)
-    added = await services(request).state.append(owner_of(request), conversation_id, items)
+    state, owner = services(request).state, owner_of(request)
+    earlier = [item for item in await state.items(owner, conversation_id) if item["type"] == "mcp_approval_request"]
+    added = await state.append(owner, conversation_id, await _items(request, given, earlier))
     if added is None:
         raise not_found("conversation", conversation_id)
     return await list_reply(request, Page(added, has_more=False), headers=headers)
@@ -120,10 +125,17 @@ async def delete_conversation_item(request: Request, conversation_id: str, item_
     return json_reply(conversation)
 
 
-def _items(body: Json) -> list[Json]:
-    """Return the body's items with ids, after checking that the Responses API accepts them."""
+def _given(body: Json) -> list[Any]:
+    """Return the body's items after checking their number and depth."""
     items = body.get("items")
     if not isinstance(items, list) or not 0 < len(items) <= MAX_NEW_ITEMS:
         raise invalid("items", f"must be an array of 1 to {MAX_NEW_ITEMS} items")
     refuse_deep({"items": items})
-    return list(map(item_to_store, read_input(items, at="items").items))
+    return items
+
+
+async def _items(request: Request, given: list[Any], earlier: Sequence[Json] = ()) -> list[Json]:
+    """Return new items with ids, after checking that the Responses API accepts them after `earlier` ones."""
+    referenced = await services(request).state.find_items(owner_of(request), references(given))
+    history = History(earlier, "conversation", referenced)
+    return await read_later(request, lambda: list(map(item_to_store, read_input(given, history, "items").items)))

@@ -5,8 +5,8 @@
 
 The order is OpenAI's: ``response.created``, in the background ``response.queued``, ``response.in_progress``; for each
 item ``response.output_item.added``, the events of its part, ``response.output_item.done``; at the end
-``response.completed`` or ``response.incomplete``. There is no ``[DONE]``. llama-server's ``timings`` and ``prompt_progress`` are additional fields (server-task.cpp,
-to_json_oaicompat_resp).
+``response.completed`` or ``response.incomplete``. There is no ``[DONE]``. llama-server's ``timings`` and
+``prompt_progress`` are additional fields (server-task.cpp, to_json_oaicompat_resp).
 """
 
 import time

@@ -185,6 +185,21 @@ async def test_conversation_collects_the_items_of_its_responses(serve: Serve) ->
     assert (first.conversation.id, updated.metadata) == (conversation.id, {"topic": "demo"})
 
 
+async def test_new_items_of_a_conversation_can_name_stored_items(serve: Serve) -> None:
+    request = {"type": "mcp_approval_request", "id": "mcpr_1", "name": "t", "arguments": "{}", "server_label": "s"}
+    approval: Any = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+    async with serving(serve) as (_, client):
+        response = await create(client)
+        reference: Any = {"type": "item_reference", "id": response.output[0].id}
+        items: list[Any] = [request, reference]
+        conversation = await client.conversations.create(items=items)
+        await client.conversations.items.create(conversation.id, items=[approval, reference])
+        found = [item.type async for item in client.conversations.items.list(conversation.id, order="asc")]
+        with pytest.raises(BadRequestError, match="no approval request"):
+            await client.conversations.create(items=[approval])
+    assert found == ["mcp_approval_request", "message", "mcp_approval_response", "message"]
+
+
 async def test_conversation_with_an_item_twice_is_paged_to_its_end(serve: Serve) -> None:
     async with serving(serve) as (_, client):
         conversation = await client.conversations.create()
