@@ -97,7 +97,9 @@ class Exchange:
 
         A failure before the start has an error status.
         """
-        conversation = self._request.headers.get(CONVERSATION_HEADER)
+        conversation = self._request.headers.get(CONVERSATION_HEADER, "")
+        with contextlib.suppress(UnicodeDecodeError):  # otherwise it is latin-1, as Starlette decodes all headers
+            conversation = conversation.encode("latin-1").decode()
         if conversation:
             return await self._resumable(conversation)
         starting = asyncio.create_task(self._begin())

@@ -170,6 +170,14 @@ async def test_streams_are_private_to_their_key(serve: Serve) -> None:
         assert len(await lookup(api, "conv", **own)) == 1
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+async def test_id_in_the_header_may_be_utf_8_or_latin_1(api: Api, encoding: str) -> None:
+    """Browsers send latin-1, most other clients UTF-8."""
+    headers = {b"X-Conversation-Id": "é".encode(encoding)}
+    await api.expect("POST /v1/chat/completions", CHAT, headers=headers)
+    await api.expect("GET /v1/stream?conv_id=%C3%A9")
+
+
 async def test_invalid_stream_and_lookup_requests_are_a_400(api: Api) -> None:
     await api.expect("POST /v1/chat/completions", CHAT, headers=ID_HEADER)
     invalid = (f"{STREAM_URL}&from={offset}" for offset in ("-1", "x", "1e3"))
