@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from codecs import BOM_UTF8
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import merge
@@ -43,7 +44,8 @@ MAX_REQUESTS = 100_000
 """Maximum requests of a batch."""
 MAX_ERRORS = 100
 """Maximum invalid lines of an input file that a batch reports."""
-_FORCED_FIELDS = {"stream": False, "background": False, "priority": BACKGROUND_PRIORITY}
+_OFF_FIELDS = {"stream": False, "background": False}  # replaced where a body has them: not every endpoint knows them
+_PRIORITY = {"priority": BACKGROUND_PRIORITY}
 
 Call = Callable[[str, str, bytes], Awaitable[InternalReply]]
 """Sends an internal request on behalf of an API key. Arguments: the key's name, the path, the JSON body."""
@@ -263,7 +265,9 @@ def read_lines(data: bytes, endpoint: str) -> BatchInput:
 
     def requests() -> Iterator[tuple[int, str, Json]]:
         seen: set[str] = set()
-        for number, raw in enumerate(BytesIO(data), 1):  # no list of all lines, which could take gigabytes
+        file = BytesIO(data)  # no list of all lines, which could take gigabytes
+        file.seek(len(BOM_UTF8) if data.startswith(BOM_UTF8) else 0)
+        for number, raw in enumerate(file, 1):
             if not raw.strip():
                 continue
             if len(errors) == MAX_ERRORS:
@@ -275,23 +279,27 @@ def read_lines(data: bytes, endpoint: str) -> BatchInput:
                 code = error.code or "invalid_value"
                 errors.append({"code": code, "line": number, "message": error.message, "param": error.param})
 
-    parsed = batch_input(requests(), errors)
+    parsed = batch_input(requests(), errors, added={} if endpoint == "/v1/embeddings" else _PRIORITY)
     if not parsed.lines and not errors:
         errors.append({"code": "empty_file", "line": None, "message": "the file has no requests", "param": None})
     return parsed
 
 
-def batch_input(requests: Iterable[tuple[int, str, Json]], errors: list[Json]) -> BatchInput:
+def batch_input(
+    requests: Iterable[tuple[int, str, Json]], errors: list[Json], added: Mapping[str, int] = _PRIORITY
+) -> BatchInput:
     """Sort requests (number, custom id, body) by model and prompt, so that requests with a common prefix are adjacent.
 
-    Blocking, for a worker thread. Bodies are serialized again, because parsed ones could take gigabytes.
+    `added`: fields that each body gets. Blocking, for a worker thread. Bodies are serialized again, because parsed ones
+    could take gigabytes.
     """
     models: set[str | None] = set()
     keyed = []
     for number, custom_id, body in requests:
         model = body.get("model")
         models.add(model if isinstance(model, str) else None)
-        keyed.append((_prefix(body), number, BatchLine(number, custom_id, orjson.dumps({**body, **_FORCED_FIELDS}))))
+        forced = {name: off for name, off in _OFF_FIELDS.items() if name in body}
+        keyed.append((_prefix(body), number, BatchLine(number, custom_id, orjson.dumps({**body, **forced, **added}))))
     runs = (sorted(keyed[at : at + _SORT_CHUNK]) for at in range(0, len(keyed), _SORT_CHUNK))
     return BatchInput([line for _, _, line in merge(*runs)], errors, sorted(models, key=str))
 

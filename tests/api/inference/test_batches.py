@@ -151,6 +151,27 @@ async def test_batch_results_are_in_the_order_of_the_input_file(serve: Serve) ->
     assert texts == [f"reply {n}" for n in order]
 
 
+async def test_batch_sends_no_fields_that_the_endpoint_does_not_know(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    embedder = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
+    caplog.set_level("INFO", "server.dialects.warnings")
+    embedding = line(2) | {"url": "/v1/embeddings", "body": {"input": "hi", "model": "embedder"}}
+    async with serving(serve, models={"embedder": embedder}) as (_, client):
+        assert (await run_batch(client, [line(1)])).status == "completed"
+        data = json.dumps(embedding).encode()
+        file = await client.files.create(file=("in.jsonl", data), purpose="batch")
+        batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        done = await wait_for_end(client, batch.id)
+    assert (done.status, done.error_file_id) == ("completed", None)
+    assert "is ignored" not in caplog.text
+
+
+def test_batch_file_may_begin_with_a_byte_order_mark() -> None:
+    parsed = batch_runner.read_lines(json.dumps(line(1)).encode("utf-8-sig"), "/v1/chat/completions")
+    assert (len(parsed.lines), parsed.errors) == (1, [])
+
+
 async def test_batch_runs_while_an_embedding_model_is_loaded(serve: Serve) -> None:
     embedder = {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}
     async with serving(serve, models={"embedder": embedder}) as (api, client):
