@@ -7,9 +7,11 @@ The key file (``--keys-file``; docs/security.md shows one) is YAML with a hash i
 
 import hashlib
 import os
+import re
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
@@ -23,6 +25,7 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError, field_validator
+from yaml.composer import ComposerError
 
 from server.errors import AuthenticationFailed, ConfigError, NotFound, PermissionDenied
 from server.transport.endpoints import SCOPES, KeyScope, Target
@@ -34,6 +37,7 @@ Such a request needs no credentials. Rate limits count its tokens, but not the r
 PREFIX = "llp-"
 MAX_BYTES = 4 << 20
 _HASH = "sha256:"
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _KEY_BYTES = 32
 _NAME_HEX = 8
 _BEARER = b"bearer "
@@ -70,6 +74,25 @@ class Key(BaseModel):
         if hash_ == hash_of(""):  # `printf "$KEY" | sha256sum` without the variable
             raise ValueError("it is the hash of an empty key")
         return hash_
+
+    @field_validator(
+        *("requests_per_minute", "tokens_per_minute", "max_concurrent_requests", "tokens_per_day", "tokens_per_month"),
+        "priority",
+        mode="before",
+    )
+    @classmethod
+    def _check_it_is_a_number(cls, value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError("should be a number")
+        return value
+
+    @field_validator("expires", mode="before")
+    @classmethod
+    def _check_it_is_a_date(cls, value: object) -> object:
+        """Refuse numbers, which pydantic reads as Unix seconds or milliseconds."""
+        if value is None or isinstance(value, date) or (isinstance(value, str) and _DATE.match(value)):
+            return value
+        raise ValueError("should be a date such as 2027-01-01, or a time such as 2027-01-01T10:00:00+02:00")
 
     @cached_property
     def owner(self) -> str:
@@ -209,6 +232,20 @@ class _KeyFile(BaseModel):
     keys: tuple[Key, ...] = ()
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping with a key that appears twice. The message does not quote the key, which may be a secret."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[object] = set()
+        for key, _ in node.value:
+            if isinstance(key.value, str):
+                if key.value in seen:
+                    raise ComposerError(None, None, "this field appears twice; remove one", key.start_mark)
+                seen.add(key.value)
+        return node
+
+
 def read_keys(path: Path, added: bytes = b"") -> tuple[Key, ...]:
     """Read and check a key file, as if `added` were appended. Raises ConfigError with file, entry and error."""
     try:
@@ -216,7 +253,7 @@ def read_keys(path: Path, added: bytes = b"") -> tuple[Key, ...]:
             text = file.read(MAX_BYTES + 1) + added
         if len(text) > MAX_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes; it is not a keys file")
-        found: Any = yaml.safe_load(text.decode("utf-8"))
+        found: Any = _Loader(text.decode("utf-8")).get_single_data()
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # ValueError: invalid UTF-8 or date
         reason = _reason_of(error)
         raise ConfigError(f"{path}: the keys file (server.keys_file) cannot be read: {reason}") from None
@@ -224,9 +261,9 @@ def read_keys(path: Path, added: bytes = b"") -> tuple[Key, ...]:
         keys = _KeyFile.model_validate({} if found is None else found).keys
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first_error(found, error)}") from None
-    hashes = [key.hash for key in keys]
+    n_entries = Counter(key.hash for key in keys)
     for key in keys:
-        if hashes.count(key.hash) > 1:
+        if n_entries[key.hash] > 1:
             raise ConfigError(f"{path}: '{key.name}' has the hash of another entry; remove one of them")
     return keys
 

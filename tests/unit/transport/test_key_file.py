@@ -69,6 +69,12 @@ def test_entries_are_read_with_scopes_models_and_limits(tmp_path: Path) -> None:
         (f"keys: [{{name: ada, hash: '{HASH}', expires: 2027-02-30}}]", "cannot be read: day is out of range"),
         ("keys: {", "cannot be read"),
         ("[" * 5000, "cannot be read: maximum recursion depth"),
+        (f"keys: [{{name: ada, hash: '{HASH}', expires: 2027}}]", r"expires \('ada'\): .*such as 2027-01-01"),
+        (f"keys: [{{name: ada, hash: '{HASH}', expires: true}}]", r"expires \('ada'\): .*such as 2027-01-01"),
+        (f"keys: [{{name: ada, hash: '{HASH}', expires: '1798761600.5'}}]", r"expires \('ada'\): .*such as 2027-01-01"),
+        (f"keys: [{{name: ada, hash: '{HASH}', tokens_per_day: true}}]", r"tokens_per_day \('ada'\): .*a number"),
+        (f"{FULL}keys:\n  - {{name: eve, hash: '{hash_of('eve')}'}}", "cannot be read: line 13: .*appears twice"),
+        (f"keys:\n- name: ada\n  hash: '{HASH}'\n  models: [a]\n  models: [b]", "read: line 5: .*appears twice"),
         ("[]", "Input should be a valid dictionary"),
         ("\x00", "cannot be read"),
     ],
@@ -76,6 +82,12 @@ def test_entries_are_read_with_scopes_models_and_limits(tmp_path: Path) -> None:
 def test_invalid_entry_is_named(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         read_keys(write_keys(tmp_path, text))
+
+
+def test_entry_replaces_what_it_merges(tmp_path: Path) -> None:
+    text = f"keys:\n- &a {{name: ada, hash: '{HASH}', priority: 1, expires:}}\n"
+    text += f"- &b {{<<: *a, hash: '{hash_of('b')}'}}\n- {{<<: *b, hash: '{hash_of('c')}'}}"
+    assert [(key.name, key.priority) for key in read_keys(write_keys(tmp_path, text))] == [("ada", 1)] * 3
 
 
 def test_yaml_error_does_not_quote_the_file(tmp_path: Path) -> None:
@@ -110,6 +122,7 @@ def test_added_key_is_accepted_and_not_stored_in_the_file(tmp_path: Path, capsys
     [
         (["add", "{file}", "ada", "--scopes", "root"], "scopes"),
         (["add", "{file}", "ada", "--expires", "soon"], "expires"),
+        (["add", "{file}", "ada", "--expires", "20270101"], "expires: .*such as 2027-01-01"),
         (["add", "{file}"], "the following arguments are required: name"),
         (["drop", "{file}"], "invalid choice"),
     ],
