@@ -166,7 +166,7 @@ def create_app(
         background={},
         reasoning=ReasoningCipher(reasoning_secrets(server.reasoning_key_file, batch_state.database.path)),
     )
-    events, tracing = kv_events_of(server), tracing_of(server)
+    tracing, events = tracing_of(server), kv_events_of(server)  # the last thing that may fail: it binds sockets
     app = FastAPI(
         title="Llamapool",
         version=__version__,

@@ -78,27 +78,25 @@ class KvEvents:
     """Publishes under the name `pod`, by default the host name. Used on the event loop.
 
     As in vLLM, an `endpoint` like ``tcp://*:5557`` is bound, and one like ``tcp://host:5557`` is connected to. `replay`
-    is bound; "" = no replay.
+    is bound; "" = no replay. ``addresses``: the bound addresses, with the actual port if any port was requested. Raises
+    ConfigError if an address cannot be bound.
     """
 
     def __init__(self, endpoint: str, replay: str = "", pod: str = "") -> None:
-        self._endpoint, self._replay = endpoint, replay
+        self._context = zmq.asyncio.Context()
+        try:
+            self._events, self._requests, self.addresses = _sockets(self._context, endpoint, replay)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            message = f"server.kv_events: {endpoint} {replay}: {error}; use a free address such as tcp://*:5557"
+            raise ConfigError(message) from None
         self._pod = pod or socket.gethostname()
         self._n = 0
         self._recent: deque[tuple[bytes, int, bytes]] = deque(maxlen=MAX_REPLAYED)
-        self.addresses: list[str] = []  # the bound addresses, with the actual port if any port was requested
 
     async def follow(self, states: Callable[[], Sequence[ModelState]]) -> None:
-        """Publish until cancelled. Raises ConfigError if an address cannot be bound."""
-        context = zmq.asyncio.Context()
-        try:
-            events, requests = self._sockets(context)
-        except zmq.ZMQError as error:
-            context.destroy(linger=0)
-            raise ConfigError(
-                f"server.kv_events: {self._endpoint} {self._replay}: {error}; use such as tcp://*:5557"
-            ) from None
-        answering = asyncio.create_task(self._answer(requests), name="kv events: replay")
+        """Publish until cancelled."""
+        answering = asyncio.create_task(self._answer(self._requests), name="kv events: replay")
         published: dict[str, _Published] = {}
         try:
             while True:
@@ -106,39 +104,26 @@ class KvEvents:
                     model = state.spec.id
                     if model not in published:
                         published[model] = _Published()
-                        await self._send(events, model, [CLEARED])
+                        await self._send(model, [CLEARED])
                     changes = published[model].follow(await _report(state))
                     if changes:
-                        await self._send(events, model, [event_array(change) for change in changes])
+                        await self._send(model, [event_array(change) for change in changes])
                 await asyncio.sleep(INTERVAL_S)
         finally:
             for model in published:
-                await self._send(events, model, [CLEARED])
+                await self._send(model, [CLEARED])
             answering.cancel()
             try:
                 await asyncio.wait((answering,))
             finally:
-                context.destroy(linger=100)  # milliseconds, for unsent messages
+                self._context.destroy(linger=100)  # milliseconds, for unsent messages
 
-    def _sockets(self, context: zmq.asyncio.Context) -> tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]:
-        """Return the socket for events, and the one for replay requests."""
-        events, requests = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
-        events.set_hwm(_HWM)
-        events.linger = requests.linger = 0
-        listens = "*" in self._endpoint or "::" in self._endpoint or self._endpoint.startswith("ipc:")
-        (events.bind if listens else events.connect)(self._endpoint)
-        if self._replay:
-            requests.bind(self._replay)
-        bound = [events, requests] if self._replay else [events]
-        self.addresses = [each.getsockopt_string(zmq.LAST_ENDPOINT) for each in bound]
-        return events, requests
-
-    async def _send(self, events: zmq.asyncio.Socket, model: str, changes: Sequence[Sequence[object]]) -> None:
+    async def _send(self, model: str, changes: Sequence[Sequence[object]]) -> None:
         topic = f"kv@{self._pod}@{model}".encode()
         message = (topic, self._n, msgpack.packb([time.time(), changes]))  # type: ignore[no-untyped-call]
         self._n += 1
         self._recent.append(message)
-        await events.send_multipart(_frames(*message))
+        await self._events.send_multipart(_frames(*message))
 
     async def _answer(self, requests: zmq.asyncio.Socket) -> None:
         """Answer replay requests until cancelled."""
@@ -151,6 +136,21 @@ class KvEvents:
                 if message[1] >= first:
                     await requests.send_multipart([subscriber, delimiter, *_frames(*message)])
             await requests.send_multipart([subscriber, delimiter, b"", _END, b""])
+
+
+def _sockets(
+    context: zmq.asyncio.Context, endpoint: str, replay: str
+) -> tuple[zmq.asyncio.Socket, zmq.asyncio.Socket, list[str]]:
+    """Return the socket for events, the one for replay requests, and the bound addresses."""
+    events, requests = context.socket(zmq.PUB), context.socket(zmq.ROUTER)
+    events.set_hwm(_HWM)
+    events.linger = requests.linger = 0
+    listens = "*" in endpoint or "::" in endpoint or endpoint.startswith("ipc:")
+    (events.bind if listens else events.connect)(endpoint)
+    if replay:
+        requests.bind(replay)
+    bound = [events, requests] if replay else [events]
+    return events, requests, [each.getsockopt_string(zmq.LAST_ENDPOINT) for each in bound]
 
 
 async def _report(state: ModelState) -> BlockReport | None:

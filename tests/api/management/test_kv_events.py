@@ -1,6 +1,7 @@
 """KV events over ZMQ on loopback, read by a subscriber like llm-d's router."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from server.app import create_app
 from server.engine.cache.prefix_cache import BLOCK
 from server.errors import ConfigError
 from server.telemetry.kv_events import KvEvents
-from tests.api.conftest import TIMEOUT_S, Api, Serve, make_settings, until
+from tests.api.conftest import TIMEOUT_S, Api, Serve, make_settings
 from tests.api.management.test_models import TWO_MODELS
 from tests.support.fakes import FakeLoader
 
@@ -80,13 +81,6 @@ def prefixes(tokens: list[int]) -> set[tuple[int, ...]]:
     return {tuple(tokens[:n]) for n in range(BLOCK, len(tokens) + 1, BLOCK)}
 
 
-async def addresses(api: Api) -> list[str]:
-    """Return the addresses of the publisher and of the replay socket."""
-    events: KvEvents = api.app.state.events
-    await until(lambda: events.addresses)
-    return events.addresses
-
-
 async def replay(address: str) -> Router:
     """Request all messages so far, as llm-d's router does, and apply them."""
     context = zmq.asyncio.Context()
@@ -107,7 +101,8 @@ async def replay(address: str) -> Router:
 
 async def router_state(api: Api, condition: Callable[[Router], bool]) -> Router:
     """Replay the events until `condition` holds for a router that applies them."""
-    _, address = await addresses(api)
+    events: KvEvents = api.app.state.events
+    _, address = events.addresses
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             found = await replay(address)
@@ -147,3 +142,11 @@ async def test_missing_zmq_is_a_config_error(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(sys.modules, "server.telemetry.kv_events", raising=False)
     with pytest.raises(ConfigError, match=r"llamapool\[events\]"):
         create_app(make_settings(server=EVENTS), loader=FakeLoader())
+
+
+def test_unusable_address_is_a_config_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        used = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        for server in (EVENTS | {"kv_events_replay": used}, EVENTS | {"kv_events": "tpc://*:5557"}):
+            with pytest.raises(ConfigError, match=r"server\.kv_events: .*(in use|not supported)"):
+                create_app(make_settings(server=server), loader=FakeLoader())
