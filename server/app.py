@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import fields, replace
 from functools import partial, reduce
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -202,6 +203,19 @@ def create_app(
 
     app.build_middleware_stack = stack  # type: ignore[method-assign]
     return app
+
+
+def check_parts(server: ServerSettings) -> None:
+    """Raise the ConfigError of a part that could not start with these settings. Opens no address and no state."""
+    logs.check_log_files(server)
+    slot_files_of(server)
+    mcp_of(server)
+    if server.reasoning_key_file is not None:
+        reasoning_secrets(server.reasoning_key_file, None)
+    for option, extra, module in (("otel", "otel", "tracing"), ("kv_events", "events", "kv_events")):
+        if getattr(server, option):
+            with _needs_extra(option, extra):
+                import_module(f"server.telemetry.{module}")
 
 
 def state_of(server: ServerSettings) -> tuple[Redis | None, Objects, BatchObjects]:

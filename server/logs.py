@@ -4,10 +4,12 @@ A line has the message and the record's ``extra``, preceded by the id of the cur
 these fields follow the message as ``name=value``; as JSON they are keys of their own.
 """
 
+import errno
 import faulthandler
 import json
 import logging
 import logging.config
+import os
 import re
 import sys
 import time
@@ -105,6 +107,22 @@ def configure(settings: LogSettings) -> None:
         reason = error.__cause__ or error
         name = "audit_log" if "'audit'" in str(error) else "log_file"
         raise ConfigError(f"server.{name}: {getattr(settings, name)}: {reason}; check the path") from None
+
+
+def check_log_files(settings: LogSettings) -> None:
+    """Raise ConfigError for a log file that cannot be written. Opens and creates none."""
+    for name in ["audit_log"] if settings.log_disable else ["audit_log", "log_file"]:
+        path = getattr(settings, name)
+        if path is None:
+            continue
+        if not os.path.isdir(path.parent):
+            code = errno.ENOENT
+        elif os.path.isdir(path):
+            code = errno.EISDIR
+        else:
+            code = 0 if os.access(path if os.path.exists(path) else path.parent, os.W_OK) else errno.EACCES
+        if code:
+            raise ConfigError(f"server.{name}: {path}: {os.strerror(code)}; check the path")
 
 
 def log_config(settings: LogSettings) -> dict[str, Any]:

@@ -135,8 +135,11 @@ def check_config(arguments: list[str]) -> int:
         return OK
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError("check-config needs a file: llamapool check-config FILE")
+    from server.app import check_parts
+
     settings = load_settings(arguments[1:], config=Path(arguments[0]))
     check_certificate(settings.server)
+    check_parts(settings.server)
     for warning in [*check_reach(settings.server), *check_files(settings, strict=True)]:
         print(f"llamapool: {warning}", file=sys.stderr)
     print(effective_yaml(settings), end="")

@@ -55,10 +55,13 @@ def findings(argv: Sequence[str]) -> Iterator[Finding]:
     yield from _cpu()
     problem = seccomp.problem()
     yield ("warn" if problem else "ok", "sandbox", problem or "system calls are filtered")
+    from server.app import check_parts
+
     try:
         settings = load_settings(argv)
         warnings = [*check_reach(settings.server), *check_files(settings)]
         check_certificate(settings.server)
+        check_parts(settings.server)
     except ConfigError as error:
         yield ("fail", "configuration", error.message)
         return

@@ -340,6 +340,35 @@ def test_unwritable_log_files_name_their_option(
         assert f"server.{name}: {tmp_path}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("log_file: no/log", "server.log_file: {}/no/log: No such file or directory; check the path"),
+        ("audit_log: .", "server.audit_log: {}: Is a directory; check the path"),
+        ("reasoning_key_file: .", "server.reasoning_key_file: {}: Is a directory"),
+        ("slot_save_path: ., slot_save_secret_file: none", "server.slot_save_secret_file: No such file"),
+        ("slot_save_path: nothing://b/x", "nothing://b/x: Protocol not known"),
+        ("mcp_api: [nolabel]", "no MCP server is called nolabel"),
+        ("otel: true", "server.otel: "),
+        ("kv_events: tcp://*:5557", "server.kv_events: "),
+    ],
+)
+def test_checks_refuse_what_serve_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: str, expected: str
+) -> None:
+    for name in ("opentelemetry", "zmq"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("server.telemetry.tracing", "server.telemetry.kv_events"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    config = tmp_path / "pool.yaml"
+    config.write_text(f"server: {{{options}}}\nmodels: {{demo: {{path: {ROOT}/models/demo.gguf}}}}")
+    assert main(["check-config", str(config)]) == 2
+    assert expected.format(tmp_path) in capsys.readouterr().err
+    assert main(["doctor", "--config", str(config), "--port", "0"]) == 1
+    assert expected.format(tmp_path) in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["pool.yaml"]
+
+
 def test_fit_prints_the_memory_use_of_a_file_and_of_a_configured_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", str(ROOT / "models" / "demo.gguf"), "-np", "1", "-c", "512"]) == 0
     printed = capsys.readouterr().out
