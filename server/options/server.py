@@ -27,6 +27,7 @@ from server.options.values import (
     SiteNames,
     Switch,
     TextList,
+    check_host_pattern,
     check_registry,
     is_address,
     read_text,
@@ -334,7 +335,7 @@ class AccessSettings(SettingsModel, group="Access"):
     """Harden a server that others can reach: refuse to start on a network address without a key; without a key, refuse
     pages of other sites for all endpoints; accept only explicitly listed cors_origins.
     """
-    allowed_hosts: TextList = option((), metavar="A,B", text=split_list)
+    allowed_hosts: TextList = option((), metavar="A,B", text=split_list, check=check_host_pattern)
     """Host names under which clients without a key may reach a loopback address, e.g. through a proxy. Always allowed:
     IP addresses, names without a dot, localhost, .local, .internal, and this machine's names. *.example.com =
     subdomains, * = all.

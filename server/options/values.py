@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -280,6 +281,16 @@ def check_url(value: str) -> None:
     """Check the http or https URL of a GGUF. Raises ValueError."""
     if not value.startswith(("http://", "https://")):
         raise ValueError("should begin with http:// or https://")
+
+
+def check_host_pattern(value: str) -> None:
+    """Check a name, ``*.name`` or ``*``. Addresses are allowed, too."""
+    if value == "*" or re.fullmatch(r"(\*\.)?[0-9A-Za-z_-]+(\.[0-9A-Za-z_-]+)*", value):
+        return
+    try:
+        ip_address(value.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        raise ValueError("should be a host name without a port, such as llm.example.org or *.example.org") from None
 
 
 def check_registry(value: str) -> None:

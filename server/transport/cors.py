@@ -33,14 +33,14 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class CorsPolicy:
-    """The policy of ``--cors-origins``: "*", "localhost", or origins separated by commas."""
+    """The policy of ``--cors-origins``: "*", or origins and "localhost", separated by commas."""
 
     def __init__(self, options: HttpOptions) -> None:
         origins = [part.strip() for part in options.cors_origins.split(",")]
         self.listed = frozenset(origins) - {"", "*", "localhost"}
         self._echo_any = origins == ["*"] and options.cors_credentials
         self._any = "*" in origins
-        self._only_local = origins == ["localhost"]
+        self._local = "localhost" in origins
         self._preflight: ReplyHeaders = [
             (b"access-control-allow-credentials", b"true" if options.cors_credentials else b"false"),
             (b"access-control-allow-methods", options.cors_methods.encode("latin-1", "replace")),
@@ -69,9 +69,7 @@ class CorsPolicy:
         if self._any:
             return True
         text = origin.decode("latin-1")
-        if self._only_local:
-            return host_of(text) in _LOCAL
-        return text in self.listed
+        return text in self.listed or (self._local and host_of(text) in _LOCAL)
 
 
 RequestHeaders = Mapping[bytes, bytes]
@@ -102,8 +100,9 @@ class Guard:
             raise PermissionDenied("this server is closed to others than this machine: it has no API key yet")
         host = headers.get(b"host", b"").decode("latin-1")
         if (self._closed or (server and is_local(server[0]))) and is_foreign_host(host, self._hosts):
+            name = (_name_of(host) or host)[:80]
             raise PermissionDenied(
-                f"this server does not answer to the name {host[:80]!r}; list it in --allowed-hosts, or use a key"
+                f"this server does not answer to the name {name!r}; list it in --allowed-hosts, or use a key"
             )
         if target.endpoint is UNKNOWN:
             return  # no endpoint
@@ -197,6 +196,12 @@ def host_of(origin: str) -> str:
     return (found["address"] or found["name"]).lower() if found else ""
 
 
+def _name_of(host: str) -> str:
+    """Return the name or address in a ``Host`` header, without its port; "" for text that is not a name."""
+    found = _HOST.fullmatch(host)
+    return (found["address"] or found["name"]).lower().rstrip(".") if found else ""
+
+
 def is_foreign_host(host: str, allowed: Collection[str]) -> bool:
     """Return whether a ``Host`` header may be an attacker's name whose DNS entry points here (DNS rebinding).
 
@@ -205,8 +210,7 @@ def is_foreign_host(host: str, allowed: Collection[str]) -> bool:
     """
     if not host:
         return False
-    found = _HOST.fullmatch(host)
-    name = (found["address"] or found["name"]).lower().rstrip(".") if found else ""
+    name = _name_of(host)
     if name and ("." not in name or name.endswith(_PRIVATE_ENDINGS) or _address(name)):
         return False
     is_subdomain = any(name.endswith(pattern[1:]) for pattern in allowed if pattern.startswith("*."))

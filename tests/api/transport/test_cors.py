@@ -34,6 +34,13 @@ async def test_only_configured_origins_get_cors_headers(serve: Serve) -> None:
         assert reply.headers["access-control-allow-origin"] == "https://a.example"
 
 
+async def test_listed_localhost_allows_local_pages(serve: Serve) -> None:
+    async with serve(server={"cors_origins": "localhost,https://a.example"}) as api:
+        for origin, is_allowed in (("http://[::1]:3000", True), ("https://a.example", True), ("http://x.y", False)):
+            reply = await api.client.get("/health", headers={"Origin": origin})
+            assert (reply.headers.get("access-control-allow-origin") == origin) is is_allowed
+
+
 PROXY_ON = {"ui_mcp_proxy": True}
 HTML_REPLY = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\nok"
 

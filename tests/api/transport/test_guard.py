@@ -128,8 +128,9 @@ ON_LOOPBACK: dict[str, tuple[dict[str, Any], list[tuple[Any, ...]]]] = {
         {"allowed_hosts": ALLOWED_HOSTS},
         [
             *(
-                (f"GET {path}", None, 403, (DENIED, "--allowed-hosts"), {"Host": host, "Origin": f"http://{host}"})
-                for host in ("rebound.example", "rebound.example:8080", "tail.example")
+                (f"GET {path}", None, 403, (DENIED, f"'{name}'; list it"), {"Host": host, "Origin": f"http://{host}"})
+                for host in ("rebound.example", "Rebound.example:8080", "tail.example.", "a@b.example:80")
+                for name in [host if "@" in host else host.lower().partition(":")[0].rstrip(".")]
                 for path in ("/v1/models", "/readyz", "/", "/nope")
             ),
             *(

@@ -34,6 +34,12 @@ def test_deeply_nested_json_is_a_config_error() -> None:
     assert "should be a JSON object: " in outcome([*MODEL, "--chat-template-kwargs", "[" * 100_000])
 
 
+@pytest.mark.parametrize("hosts", ["llm.example.org:9200", "https://b.example", "*.c.org:1", "*c.org", "c.org.", "[x]"])
+def test_allowed_hosts_that_match_nothing_are_refused(hosts: str) -> None:
+    assert "should be a host name without a port, such as" in outcome([*MODEL, "--allowed-hosts", f"a.example,{hosts}"])
+    assert not outcome([*MODEL, "--allowed-hosts", "a_b.Example,*.tail.example,*,10.0.0.1,::1,[::1],localhost"])
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
