@@ -12,7 +12,7 @@ the `Target`, and the router gets the target's path. Nothing else may read ``sco
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from starlette.routing import compile_path
 from starlette.types import Scope
@@ -184,6 +184,9 @@ class Target:
         return {**copied, "path": self.path, "root_path": "", TARGET: self}
 
 
+_UNENCODED = "/!$&'()*+,;=:@"  # in a path, besides what `quote` leaves (RFC 3986, pchar)
+
+
 class Resolver:
     """Resolves requests to targets. `prefix` is the API prefix, `is_page` recognizes the web UI's files.
 
@@ -197,26 +200,39 @@ class Resolver:
         aliases: Mapping[tuple[str, str], str] | None = None,
     ) -> None:
         self._aliases = aliases or {}
-        self._prefix = prefix
+        self._prefix, self._sent_prefix = prefix, quote(prefix, safe=_UNENCODED)
         self._is_page = is_page
 
     def target(self, scope: Scope) -> Target:
-        """Return the target of an HTTP request, or of a WebSocket, which counts as a POST."""
+        """Return the target of an HTTP request, or of a WebSocket, which counts as a POST.
+
+        Only parameters of a path may be percent-encoded, and names of the web UI's files: otherwise ``/%6detrics``
+        would bypass a proxy's rule for ``/metrics``.
+        """
         received, root = scope["path"], scope.get("root_path", "")
         method, query = scope.get("method", "POST"), scope.get("query_string", b"")
         method = "GET" if method == "HEAD" else method
         local = _local(received, root, self._prefix)
-        path = self._aliases.get((method, local or ""), local or "")
+        path = self._own_path(method, local)
         is_page = method == "GET" and (local == "" or (path != "" and self._is_page(path)))
+        endpoint = PAGE_FILE if is_page else endpoint_of(method, path, query)
+        sent: bytes = scope.get("raw_path") or b""
+        if b"%" in sent and not is_page:
+            sent_local = _local(sent.decode("latin-1"), root, self._sent_prefix)
+            if endpoint_of(method, self._own_path(method, sent_local), query) is not endpoint:
+                path, endpoint = "", UNKNOWN
         mount = root[len(scope.get("app_root_path", root)) :]  # clients do not send the server's own root path
         return Target(
             received=received,
             method=method,
             path=path,
             base=mount + self._prefix,
-            endpoint=PAGE_FILE if is_page else endpoint_of(method, path, query),
+            endpoint=endpoint,
             is_bare=local == "",
         )
+
+    def _own_path(self, method: str, local: str | None) -> str:
+        return self._aliases.get((method, local or ""), local or "")
 
 
 def _local(path: str, root: str, prefix: str) -> str | None:

@@ -119,6 +119,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     - Request heads, trailers and chunk extensions are limited to `MAX_HEAD_BYTES`.
     - Offers of HTTP/2 are removed. Java's HttpClient and ``curl --http2`` send them with the first request.
+    - A fragment, which no client sends, is a part of the path. httptools drops it.
     - Every WebSocket handshake gets a reply.
     - Other upgrades are ignored and end the connection after their reply, because httptools parses the body of such a
       request as the next request.
@@ -160,7 +161,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def on_headers_complete(self) -> None:
-        self._n_bytes = 0
+        self._n_bytes, self.url = 0, self.url.replace(b"#", b"%23")
         super().on_headers_complete()
         if not self.pipeline:
             self._running = self.cycle

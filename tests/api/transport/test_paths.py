@@ -104,6 +104,25 @@ async def test_administration_is_served_only_on_the_admin_port(mount: str) -> No
                 assert (await api.client.get(f"{url}{path}")).status_code in (200, 503)
 
 
+@pytest.mark.parametrize("mount", MOUNTS)
+async def test_only_parameters_of_a_path_and_names_of_files_may_be_encoded(mount: str, tmp_path: Path) -> None:
+    (tmp_path / "my page.html").write_text("a page")
+    async with serve_mounted(mount, server={"path": str(tmp_path)}) as api:
+        for path in ("%6detrics", "v1%2fmodels", "v1%2Fmodels/demo", "sl%6Fts", "v1/mode%6cs/demo", "he%61lth"):
+            assert (await api.client.get(path)).status_code == 404, path
+        for path in ("v1/models/d%65mo", "v1/models/dem%6F", "my%20page.html", "metrics", "slots?%61=b"):
+            assert (await api.client.get(path)).status_code == 200, path
+        assert (await api.client.get("v1/responses/%72esp")).json()["error"]["message"] != "File Not Found"
+
+
+async def test_prefix_may_need_encoding() -> None:
+    app = create_app(make_settings(server={"api_prefix": "/a b:ü"}), loader=FakeLoader())
+    transport = httpx.ASGITransport(app)
+    async with run_app(app), httpx.AsyncClient(transport=transport, base_url="http://test/a b:ü/") as client:
+        assert (await client.get("health")).status_code in (200, 503)
+        assert (await client.get("%68ealth")).status_code == 404
+
+
 async def test_path_with_a_line_feed_is_not_found() -> None:
     """Starlette's patterns match before a final line feed, so the router would find an endpoint without checks."""
     async with serve_mounted("plain", models=TWO_MODELS) as api:
@@ -177,3 +196,6 @@ async def test_root_path_of_uvicorn_bypasses_no_check(live: GoLive, tmp_path: Pa
         head = "POST /models/unload%0a HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer infer\r\nConnection: close\r\n"
         reply = await server.exchange(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert reply.startswith(b"HTTP/1.1 404 ")
+        for url in (b"/health#x", b"/healt%68", b"http://x/healt%68"):
+            reply = await server.exchange(b"GET " + url + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert reply.startswith(b"HTTP/1.1 401 "), url  # no endpoint: it needs a key
