@@ -134,6 +134,7 @@ class AdmissionControl:
 
     def _authorize(self, scope: Scope, headers: Mapping[bytes, bytes], target: Target, admission: Admission) -> None:
         """Raise unless the key may use the endpoint. A server without keys checks the origin (`Guard`)."""
+        admission.caller = caller = self._keys.caller(headers)  # before all checks: the log names refused keys, too
         is_socket = scope["type"] == "websocket"
         origin = headers.get(b"origin")  # browsers open WebSockets without a preflight request
         if is_socket and origin is not None and not self._cors.allows(origin) and self._guard.is_foreign(headers):
@@ -141,7 +142,6 @@ class AdmissionControl:
         is_other_port = bool(self._admin_port) and (scope.get("server") or ("", 0))[1] != self._admin_port
         if is_other_port and target.endpoint.is_administration:
             raise NotFound("File Not Found")
-        admission.caller = caller = self._keys.caller(headers)  # before the check: the log names refused keys, too
         self._keys.check(caller, target, self._open_paths)
         if not self._keys.required:
             self._guard.check(target, scope, headers)

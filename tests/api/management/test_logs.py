@@ -103,6 +103,13 @@ async def test_audit_log_has_key_and_model_of_each_change(serve: Serve, lines: L
     assert proxy["query"] == "url=http://127.0.0.1:1/mcp?token=****"
 
 
+async def test_audit_log_has_the_key_of_a_request_to_the_wrong_port(serve: Serve, lines: Lines) -> None:
+    async with serve(server={"api_keys": ["right"], "admin_port": 8081}) as api:
+        await api.expect("POST /models/unload", {"model": "demo"}, 404, headers=bearer("right"))
+    (unload,) = lines("server.audit")
+    assert (unload["key"], unload["outcome"]) == (plain_key("right").name, "not_found")
+
+
 async def test_access_log_marks_a_disconnect_as_cut_off(live: GoLive, lines: Lines) -> None:
     gate = threading.Semaphore(1)
     async with live(FakeLoader(n_seq=2, steps=gate)) as running:
