@@ -52,7 +52,8 @@ def open_listeners(settings: ListenSettings) -> list[Listener]:
     try:
         for option, host, port, alone in places:
             if host.endswith(UNIX_SUFFIX):
-                bound, file, url = _unix_socket(Path(host)), Path(host), f"{scheme}+unix://{host}"
+                bound, file = _unix_socket(Path(host)), Path(host).absolute()
+                url = f"{scheme}+unix://{file}"
             else:
                 bound, file = _tcp_socket(option, host, port, alone=alone, shared=settings.reuse_port), None
                 url = _url(scheme, bound)

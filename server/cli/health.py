@@ -7,6 +7,7 @@ API prefix and scheme.
 
 import http.client
 import os
+import re
 import socket
 import ssl
 import sys
@@ -50,8 +51,9 @@ def get_health(url: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     connection = http.client.HTTPConnection("localhost", timeout=timeout_s)
     path, prefix = "", parts.path
     if parts.scheme.endswith(_UNIX):
-        path, suffix, prefix = parts.path.rpartition(".sock")
-        path += suffix
+        ends = [found.end() for found in re.finditer(r"\.sock(?=/|$)", parts.path)]  # folders and prefixes may have one
+        path = next((parts.path[:end] for end in ends if Path(parts.path[:end]).is_socket()), parts.path)
+        prefix = parts.path[len(path) :]
         plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     else:
         host = parts.hostname or ""

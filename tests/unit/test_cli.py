@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 
 from server.cli.command_line import COMMANDS, effective_yaml, main
 from server.cli.docs import generated_files
+from server.cli.health import get_health
 from server.errors import ConfigError
 from server.listen import open_listeners
 from server.options.server import ServerSettings
@@ -301,6 +303,35 @@ def test_listeners_report_the_url_of_each_host_and_remove_unix_sockets(tmp_path:
     for listener in (first, second, second):
         listener.close()
     assert not path.exists()
+
+
+@pytest.mark.parametrize("prefix", ["", "/x.sock"])
+def test_health_finds_a_unix_socket_with_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    (tmp_path / "dir.sock").mkdir()
+    monkeypatch.chdir(tmp_path / "dir.sock")
+    [listener] = open_listeners(ServerSettings(host=("run.sock",), api_prefix=prefix))
+    listener.socket.setblocking(True)
+    listener.socket.listen()
+
+    def answer() -> bytes:
+        with listener.socket.accept()[0] as connection:
+            request = connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            return request
+
+    with ThreadPoolExecutor(1) as thread:
+        request = thread.submit(answer)
+        monkeypatch.chdir(ROOT)
+        try:
+            assert get_health(listener.url) == (200, "ok")
+            assert request.result().startswith(f"GET {prefix}/health ".encode())
+        finally:
+            listener.socket.shutdown(socket.SHUT_RDWR)
+    monkeypatch.chdir(tmp_path / "dir.sock")
+    listener.close()
+    assert not (tmp_path / "dir.sock" / "run.sock").exists()
 
 
 def test_stale_unix_sockets_are_replaced_and_those_in_use_are_not(tmp_path: Path) -> None:
