@@ -96,14 +96,24 @@ def serving(handler: object = None) -> Server | None:
 def on_hangup(reread: Callable[[], object]) -> bool:
     """Call `reread` on the running loop for each SIGHUP, and return True.
 
-    Return False if SIGHUP reports the end of a terminal, or is ignored (nohup).
+    Return False if SIGHUP reports the end of a terminal, which then stops the server as SIGTERM does, or is ignored
+    (nohup).
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
         return False
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL or _has_terminal():
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
+        return False
+    if _has_terminal():
+        signal.signal(signal.SIGHUP, _end_with_terminal)
         return False
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
     return True
+
+
+def _end_with_terminal(_number: int, _frame: FrameType | None) -> None:
+    """Stop the server. The system and the shell may both send SIGHUP, which must not count as a second signal."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _has_terminal() -> bool:

@@ -1,4 +1,4 @@
-"""Signals: the first one drains, the second one ends the process, SIGHUP reloads."""
+"""Signals: the first one drains, the second one ends the process, SIGHUP reloads or drains."""
 
 import asyncio
 import signal
@@ -53,14 +53,18 @@ async def test_serving_uvicorn_is_found_through_its_signal_handlers(uvicorn_serv
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-async def test_sighup_reloads_only_without_a_terminal(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+async def test_sighup_reloads_and_drains_with_a_terminal(
+    uvicorn_server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
     monkeypatch.setattr("server.transport.server._has_terminal", lambda: terminal)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
-    reloaded = asyncio.Event()
-    assert on_hangup(reloaded.set) is not terminal
-    if not terminal:
-        assert not on_hangup(reloaded.set)  # there is a handler already
-        signal.raise_signal(signal.SIGHUP)
-        await asyncio.wait_for(reloaded.wait(), 60)
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    reloaded, draining, ended = asyncio.Event(), asyncio.Event(), list[int]()
+    StopSignals(draining.set, ended.append).install()
+    on_hangup(reloaded.set)
+    on_hangup(pytest.fail)  # there is a handler already
+    signal.raise_signal(signal.SIGHUP)
+    await asyncio.wait_for((draining if terminal else reloaded).wait(), 60)
+    signal.raise_signal(signal.SIGHUP)  # a shell and the system may both send one
+    assert (reloaded.is_set(), draining.is_set(), ended) == (not terminal, terminal, [])
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
     signal.signal(signal.SIGHUP, before)
