@@ -14,6 +14,8 @@ from pathlib import Path
 from server.media.header import Unreadable
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_SPECIAL = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")))
+"""Ranges of IANA's special-purpose registries for which `is_global` is true in some or all versions of Python."""
 _SHOWN_CHARS = 200
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -77,6 +79,8 @@ def is_public(address: IpAddress) -> bool:
             return False
         if address.is_site_local:  # fec0::/10, for which `is_global` is true
             return False
+    if any(address in network for network in _SPECIAL):
+        return False
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
 
