@@ -225,6 +225,17 @@ class OwnVariables(OptionSource):
 # ---- YAML
 
 
+class _Loader(yaml.SafeLoader):
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """Return the text of a node. Raises ValueError if it has no UTF-8, which an escape such as "\\ud800" may do."""
+        text = super().construct_scalar(node)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"line {node.start_mark.line + 1}: half of a surrogate pair is no character") from None
+        return text
+
+
 class YamlFile(OptionSource):
     """The configuration in `path`; None = no file. Relative paths in it are resolved from its folder.
 
@@ -241,7 +252,7 @@ class YamlFile(OptionSource):
             return
         self._path = path
         try:
-            self._loader = yaml.SafeLoader(read_text(path, remedy=f"check --config and {CONFIG_VARIABLE}"))
+            self._loader = _Loader(read_text(path, remedy=f"check --config and {CONFIG_VARIABLE}"))
             self._read()
         except yaml.MarkedYAMLError as error:
             said = " ".join(part for part in (error.context, error.problem) if part)

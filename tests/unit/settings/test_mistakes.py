@@ -46,6 +46,8 @@ def test_allowed_hosts_that_match_nothing_are_refused(hosts: str) -> None:
         ("server: {api_prefix: /\a}", "unacceptable character #x0007"),
         ("models: {a: {path: x, aliases: 2026-13-01}}", "month must be in 1..12"),
         ("[" * 1000, "recursion"),
+        ('server: {tools: "\\ud800"}', "line 1: half of a surrogate pair"),
+        ('models: {a: {path: x, cpu_range: "\\ud800"}}', "line 1: half of a surrogate pair"),
     ],
 )
 def test_yaml_parser_failures_are_config_errors(tmp_path: Path, text: str, problem: str) -> None:
