@@ -37,7 +37,7 @@ _OPTIONS = {
 }
 _BOUNDS = frozenset(["minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 _SHORT_ESCAPES = 'nrbtf\\"'
-_CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")  # a character without a short escape, not an escape in a pattern
+_CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]|\x7f")  # without a short escape, and not an escape in a pattern
 
 
 def normalized_schema(schema: object, field: str) -> tuple[str, tuple[dict[str, Any], str] | None, str]:

@@ -62,6 +62,13 @@ def test_schema_that_cannot_be_enforced_raises_the_error_of_its_case(case: dict[
         BYTES.json_schema(case["schema"])
 
 
+@pytest.mark.parametrize("schema", [{"const": "a\x7f"}, {"type": "string", "pattern": r"^a[\x7F]$"}])
+def test_delete_character_is_generated_as_an_escape(schema: Any) -> None:
+    constraint = BYTES.json_schema(schema)
+    assert matches(constraint.fork(), r'"a\u007f"')
+    assert not matches(constraint, '"a"')
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(SCHEMAS), st.integers(0, 2**32))
 def test_random_output_validates(schema: Any, seed: int) -> None:

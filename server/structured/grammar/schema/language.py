@@ -13,7 +13,15 @@ ANYTHING = "(?s:.*)"
 SOMETHING = "(?s:.+)"
 _END = ""  # a key of the tree: a word ends here
 _UNUSED_CHAR = r"\x01"  # a character that does not occur in texts
-_CLASS = re.compile(r"\\.|\[(?P<inside>(?:\\.|[^\]\\])+)\]", re.DOTALL)
+_HEX = "[0-9a-fA-F]"
+_ESCAPE = rf"\\(?:x(?P<x>{_HEX}{{2}})|u(?P<u>{_HEX}{{4}})|[xu]\{{(?P<long>{_HEX}+)\}}|.)"
+_CONTROL = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"  # characters without a short escape in JSON
+_ESCAPE_OR_CONTROL = re.compile(rf"{_ESCAPE}|{_CONTROL}", re.DOTALL)
+_ONLY_CONTROLS = re.compile(rf"(?:{_CONTROL}-?)+")
+_CLASS = re.compile(rf"{_ESCAPE}|\[(?P<inside>(?:\\.|[^\]\\])+)\]", re.DOTALL)
+_OPERATOR = re.compile(r"\[|&&|--|~~")
+_OPERATORS = frozenset("[&-~")
+_RANGE = re.compile(r"(\\.|[^\\])(?:-(\\.|[^\\]))?", re.DOTALL)
 _FROM_ZERO = re.compile(r"(?:\\(?:x00|u0000|x\{0+\}|u\{0+\}|0)|\0)-|\\p\{?C")
 _ATOM = r"(?P<atom>\[(?:[^\]\\]|\\.)+\]|\\[wWdDsS]|\.)"
 _COUNT = r"(?P<count>[*+?]|\{(?P<least>\d{1,4})(?:,\d*)?\})\??"
@@ -116,7 +124,12 @@ def _other(char: str) -> str:
 
 def readable(pattern: str) -> str:
     """Return an equivalent pattern that llguidance parses correctly and at less cost."""
-    return _without_outer_counts(_without_all_controls(pattern))
+    return _without_outer_counts(_CLASS.sub(_readable, pattern))
+
+
+def without_operators(pattern: str) -> str:
+    """Return the pattern with classes that Rust reads like ECMA 262."""
+    return _CLASS.sub(lambda found: f"[{_without_operators(found['inside'])}]" if found["inside"] else found[0], pattern)
 
 
 def _without_outer_counts(pattern: str) -> str:
@@ -135,22 +148,52 @@ def _without_outer_counts(pattern: str) -> str:
     return pattern
 
 
-def _without_all_controls(pattern: str) -> str:
-    """Return the pattern with one control character removed from its classes.
+def _readable(found: re.Match[str]) -> str:
+    """Return an escape or a class as llguidance should read it.
+
+    A control character is literal where a match needs it, and only there: `json_schema` then allows its JSON escape,
+    without which llguidance omits it from the text (`json_quote` of derivre 0.3).
+    """
+    if found["inside"] is None:
+        return _literal(found)
+    inside = found["inside"]
+    if inside.startswith("^"):
+        inside = _ESCAPE_OR_CONTROL.sub(_escaped, inside)
+    elif _ONLY_CONTROLS.fullmatch(literal := _ESCAPE_OR_CONTROL.sub(_literal, inside)):
+        inside = literal
+    return _without_control(_without_operators(inside))
+
+
+def _literal(found: re.Match[str]) -> str:
+    code = found["x"] or found["u"] or found["long"] or ("b" if found[0] == r"\v" else "")
+    char = chr(int(code, 16)) if code and int(code, 16) < 128 else ""
+    return char if re.fullmatch(_CONTROL, char) else found[0]
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0] if found[0][0] == "\\" else f"\\x{ord(found[0]):02x}"
+
+
+def _without_operators(inside: str) -> str:
+    """Return the inside of a class with escapes where Rust, unlike ECMA 262, has operators and nested classes."""
+    if not _OPERATOR.search(inside):
+        return inside
+    negation = "^" if inside[0] == "^" else ""
+    return negation + _RANGE.sub(
+        lambda found: "-".join(f"\\{char}" if char in _OPERATORS else char for char in found.groups() if char),
+        inside[len(negation) :],
+    )
+
+
+def _without_control(inside: str) -> str:
+    """Return the class with one control character removed.
 
     llguidance adds ``"`` and the backslash to a class that contains all control characters when it converts the class
     to JSON (derivre 0.3, `json_quote`).
     """
-    return _CLASS.sub(_without_control, pattern)
-
-
-def _without_control(found: re.Match[str]) -> str:
-    inside = found["inside"]
-    if inside is None:
-        return found[0]
     if inside.startswith("^"):
         return f"[^{_UNUSED_CHAR}{chr(92) if inside.startswith('^-') else ''}{inside[1:]}]"
-    return f"[{found[0]}&&[^{_UNUSED_CHAR}]]" if _FROM_ZERO.search(inside) else found[0]
+    return f"[[{inside}]&&[^{_UNUSED_CHAR}]]" if _FROM_ZERO.search(inside) else f"[{inside}]"
 
 
 _Tree = dict[str, "_Tree"]
