@@ -10,7 +10,7 @@ from typing import Any
 from server.errors import InvalidRequest
 from server.formats.grammar.lark_text import ANY_TEXT
 from server.structured.grammar.schema.formats import FORMATS
-from server.structured.grammar.schema.language import alternatives, without_look_aheads
+from server.structured.grammar.schema.language import alternatives, without_look_aheads, without_operators
 
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 ANY = frozenset(KINDS)
@@ -19,6 +19,8 @@ NOT_STRING = ANY - STRING
 _KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 _MAX_REFERENCES, _MAX_VISITS = 16, 10_000
 _NAME_IN_MARKUP = re.compile(r"""[^\x00-\x20<>{}\[\](),;="'`|\\\x7f]+""")
+_ESCAPE = re.compile(r"\\.|/", re.DOTALL)
+_ASCII = {r"\d": "[0-9]", r"\D": "[^0-9]", r"\w": "[0-9A-Za-z_]", r"\W": "[^0-9A-Za-z_]", "/": r"\/"}
 _TEXT_KEYWORDS = ("not", "if", "allOf")
 _FOR_NULL: Mapping[str, Any] = {"properties": {}, "required": []}  # clients in Go send null for empty values
 
@@ -143,11 +145,11 @@ def text_limits(schema: Mapping[str, Any]) -> list[str]:
 
 def _whole(pattern: str) -> str:
     """Convert a pattern that is searched to one that matches the whole text."""
-    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not alternatives(pattern, "$")[-1]
     inner = pattern[begins : len(pattern) - ends]
     if (begins or ends) and len(alternatives(inner)) > 1:
         raise InvalidRequest(
             "tools: a pattern with anchors and alternatives cannot be enforced in a tool call", "tools"
         )
-    inner = re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", inner).replace("\n", "\\n")
+    inner = _ESCAPE.sub(lambda found: _ASCII.get(found[0], found[0]), without_operators(inner)).replace("\n", "\\n")
     return f"{'' if begins else ANY_TEXT}(?:{inner}){'' if ends else ANY_TEXT}"

@@ -156,6 +156,9 @@ UNIT = {"anyOf": [{"type": "string", "enum": ["C", "F"]}, {"type": "null"}], "de
         (DATE, "2024-02-29", "2023-02-29"),
         (UNIT, "C", "K"),
         (UNIT, None, 5),
+        ({"type": "string", "pattern": r"^\w[\w-]\D\d\\$"}, "a-٣3\\", "a-b٣\\"),
+        ({"type": "string", "pattern": r"^\W[\D]\$$"}, "é٣$", "a٣$"),
+        ({"type": "string", "pattern": "^[^:[&&,--]+$"}, "ab", "a-b"),
         ({"$ref": "#/$defs/unit", "title": "Unit"}, "F", "f"),
         ({"anyOf": [DATE, {"type": "string", "maxLength": 3}]}, "now", "never"),
         (
