@@ -23,7 +23,7 @@ from server.structured.grammar.schema.keywords import definitions_of, subschemas
 from server.structured.grammar.schema.language import readable
 from server.structured.grammar.schema.rewriting import Rewriter, overlapping
 
-_GENERATED_PATH = re.compile(r" while processing json-schema:///#/\$defs/\d+")
+_GENERATED_PATH = re.compile(r"(?: while processing|:) json-schema:///#(?:/\$defs/\d+)?")
 _COUNTS_PROPERTIES = frozenset(["minProperties", "maxProperties"])
 _IN_PLACE = ("$ref", "anyOf", "oneOf")
 _OF_OBJECTS = frozenset(["properties", "patternProperties", "additionalProperties", "required"]) | _COUNTS_PROPERTIES
@@ -170,6 +170,7 @@ def _references_in_place(schema: Any) -> list[str]:
 
 def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
     """Convert llguidance's error to one with the path of the keyword that caused it."""
+    error = _GENERATED_PATH.sub("", error)
     if narrowed and error.startswith("Unsatisfiable"):
         return InvalidRequest(f"{narrowed} cannot be enforced, or nothing matches: {error}", narrowed.split(": ")[0])
     keywords = list(_keywords_in(schema))
@@ -185,7 +186,7 @@ def unsupported(error: str, schema: object, narrowed: str) -> InvalidRequest:
             path, keyword, bound = max(bounds, key=lambda each: (abs(each[2]), each))
             reason = f"{abs(bound):g} is too large"
             return InvalidRequest(f"{path}: the keyword '{keyword}' cannot be enforced: {reason}", path)
-    return InvalidRequest(f"json_schema: {_GENERATED_PATH.sub('', error)}", "json_schema")
+    return InvalidRequest(f"json_schema: {error}", "json_schema")
 
 
 def _patterns_in(keyword: str, value: object) -> list[str]:

@@ -5,7 +5,7 @@ The result accepts only valid values. It may reject valid ones if a negation can
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from itertools import combinations
 from typing import Any
 
@@ -68,6 +68,8 @@ class Rewriter:
         """Return the document. Raises InvalidRequest that names the keyword and its path."""
         root = self._schema(self._definitions["#"], self._field)
         defs = {name: self._schema(schema, self._paths[name]) for name, schema in self._defs.items()}
+        if never := {f"#/$defs/{name}" for name, schema in defs.items() if schema is False}:
+            root, defs = _inlined(root, never), {name: _inlined(schema, never) for name, schema in defs.items()}
         whole = root if isinstance(root, dict) else {"allOf": [root]}
         return {**whole, "$defs": defs} if defs else whole
 
@@ -263,6 +265,13 @@ class Rewriter:
                 raise overlapping(path)
             exclusive.append({"allOf": [branch, *others]} if others else branch)
         return [any_of(exclusive)]
+
+
+def _inlined(schema: Schema, never: Set[str]) -> Schema:
+    """Replace references to the definitions `never`, which are false, because llguidance then refuses the document."""
+    if isinstance(schema, bool) or schema.get("$ref") in never:
+        return schema is True
+    return with_subschemas(schema, lambda each, _: _inlined(each, never))
 
 
 def overlapping(path: str) -> InvalidRequest:
