@@ -20,7 +20,7 @@ from server.errors import InvalidRequest
 from server.structured.grammar.limits import MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES
 from server.structured.grammar.schema.document import Document
 from server.structured.grammar.schema.keywords import definitions_of, subschemas, with_subschemas
-from server.structured.grammar.schema.language import readable
+from server.structured.grammar.schema.language import none_of, readable
 from server.structured.grammar.schema.rewriting import Rewriter, overlapping
 
 _GENERATED_PATH = re.compile(r"(?: while processing|:) json-schema:///#(?:/\$defs/\d+)?")
@@ -94,22 +94,29 @@ def _rewritten(rewriter: Rewriter, field: str) -> dict[str, Any]:
 
 def _text(rewritten: dict[str, Any]) -> str:
     options: dict[str, Any] = _OPTIONS
-    if not _CONTROL.search(json.dumps(rewritten, ensure_ascii=False)):
-        # With \u escapes, a listed name could be written as an unlisted one, to which another subschema applies.
+    if not _has_control(rewritten):
         options = {**_OPTIONS, "json_allowed_escapes": _SHORT_ESCAPES}
     return json.dumps({**rewritten, "x-guidance": options}, ensure_ascii=False)
 
 
+def _has_control(rewritten: dict[str, Any]) -> bool:
+    """Return whether the schema contains a character that only a \\u escape can express.
+
+    Otherwise these escapes are not allowed, because a listed name could be written as an unlisted one.
+    """
+    return bool(_CONTROL.search(json.dumps(rewritten, ensure_ascii=False)))
+
+
 def _closed_document(document: dict[str, Any]) -> dict[str, Any]:
     """Close every object except combined ones, because none of these lists the others' properties."""
-    parts, combined = definitions_of(document), set[str]()
+    parts, combined, escaped = definitions_of(document), set[str](), _has_control(document)
     waiting = [name for part in parts.values() for name in _combined_references(part, combined=False)]
     while waiting:
         name = waiting.pop()
         if name not in combined:
             combined.add(name)
             waiting += _combined_references(parts[name], combined=True)
-    closed = {name: part if name in combined else _closed(part) for name, part in parts.items()}
+    closed = {name: part if name in combined else _closed(part, escaped=escaped) for name, part in parts.items()}
     defs = {name: closed[f"#/$defs/{name}"] for name in document.get("$defs", {})}
     return {**closed["#"], "$defs": defs} if defs else closed["#"]
 
@@ -132,15 +139,20 @@ def _combines(schema: dict[str, Any]) -> bool:
     return names_twice or n_in_place + bool(_OF_OBJECTS & schema.keys()) > 1
 
 
-def _closed(schema: Any) -> Any:
-    """Set ``additionalProperties`` to false, unless the schema specifies them or lists forbidden properties."""
+def _closed(schema: Any, *, escaped: bool) -> Any:
+    """Set ``additionalProperties`` to false, unless the schema specifies them or lists forbidden properties.
+
+    ``escaped``: replace other ``additionalProperties`` by a pattern of the names, which then have no \\u escapes.
+    """
     if not isinstance(schema, dict) or _combines(schema):
         return schema
-    closed = with_subschemas(schema, lambda each, _: _closed(each))
-    listed = closed.get("properties")
+    closed = with_subschemas(schema, lambda each, _: _closed(each, escaped=escaped))
+    listed, others = closed.get("properties"), closed.get("additionalProperties", True)
     if listed is not None and False not in listed.values() and not _OWN_LIMITS & schema.keys():
         needed = {name: True for name in schema.get("required", ()) if name not in listed}
         closed |= {"properties": {**listed, **needed}, "additionalProperties": False}
+    elif listed and escaped and others is not False:
+        closed |= {"patternProperties": {none_of(listed): others}, "additionalProperties": False}
     return closed
 
 

@@ -19,7 +19,7 @@ _CONTROL = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"  # characters without a short escape 
 _ESCAPE_OR_CONTROL = re.compile(rf"{_ESCAPE}|{_CONTROL}", re.DOTALL)
 _ONLY_CONTROLS = re.compile(rf"(?:{_CONTROL}-?)+")
 _CLASS = re.compile(rf"{_ESCAPE}|\[(?P<inside>(?:\\.|[^\]\\])+)\]", re.DOTALL)
-_OPERATOR = re.compile(r"\[|&&|--|~~")
+_OPERATOR = re.compile(r"(?<!\\)(?:\\\\)*\[|&&|--|~~")
 _OPERATORS = frozenset("[&-~")
 _RANGE = re.compile(r"(\\.|[^\\])(?:-(\\.|[^\\]))?", re.DOTALL)
 _FROM_ZERO = re.compile(r"(?:\\(?:x00|u0000|x\{0+\}|u\{0+\}|0)|\0)-|\\p\{?C")
@@ -129,7 +129,9 @@ def readable(pattern: str) -> str:
 
 def without_operators(pattern: str) -> str:
     """Return the pattern with classes that Rust reads like ECMA 262."""
-    return _CLASS.sub(lambda found: f"[{_without_operators(found['inside'])}]" if found["inside"] else found[0], pattern)
+    return _CLASS.sub(
+        lambda found: f"[{_without_operators(found['inside'])}]" if found["inside"] else found[0], pattern
+    )
 
 
 def _without_outer_counts(pattern: str) -> str:

@@ -136,6 +136,10 @@ def test_exclusive_bound_half_a_unit_from_the_other_bound_is_exclusive(bound: in
             {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"pattern": "^[^\0-\x1f]*$"}},
             r'{"\u0061":"x"}',
         ),
+        (
+            {"properties": {"a": {"type": "integer"}, "b": {"const": "\x01"}}, "additionalProperties": True},
+            r'{"\u0061":"x"}',
+        ),
     ],
 )
 def test_property_names_with_unicode_escapes_do_not_bypass_their_schema(schema: Any, text: str) -> None:
