@@ -20,6 +20,8 @@ from server.formats.tool_call_syntax import Markup, Parameters, ToolCallSyntax, 
 _TAG = re.compile("<[^<>]+>")
 _CUT_TAG = re.compile("<[^<>]{0,32}$")
 _SCALAR = re.compile(r"[\w.+-]*", re.ASCII)
+_IN_STRING = re.compile(r'\s*(?=[\[{"])(?:[\s\w{}\[\]:,.+-]|"(?:[^"\\\x00-\x1f]|\\.)*+")*+"(?:[^"\\\x00-\x1f]|\\.)*+')
+"""JSON from the start of a list, an object or a string that ends inside a string."""
 _TYPE = re.compile(r'\s*(?:(?:string|type)="|<\S*arg_type>\s*)(\w+)')
 """A parameter's attribute with its type: ``string``, ``str``, ``true`` (for a string) or another one."""
 
@@ -178,15 +180,24 @@ def members(
 
 
 def typed_value(turn: StreamParser, types: frozenset[str], ends: tuple[str, ...]) -> Steps[str]:
-    """Emit the text before one of `ends` as JSON. Strings are streamed, other types are emitted when complete."""
+    """Emit the text before one of `ends` as JSON. Strings are streamed, other types are emitted when complete.
+
+    Strings inside a JSON value may contain `ends`, because grammars allow them there.
+    """
     if types == STRING:
         turn.arguments('"')
         end = yield from turn.until(ends, lambda text: turn.arguments(escaped(text)))
         turn.arguments('"')
         return end
     parts: list[str] = []
+    n_checked, quote = 0, ""
     try:
-        end = yield from turn.until(ends, parts.append)
+        while True:
+            end = yield from turn.until(ends, parts.append)
+            if "string" in types or not _IN_STRING.fullmatch(quote + "".join(parts[n_checked:])):
+                break
+            parts.append(end)  # in a string of a JSON value
+            n_checked, quote = len(parts), '"'
     except EndOfText:
         turn.arguments(_truncated_value("".join(parts), types))
         raise

@@ -145,6 +145,34 @@ def test_parameter_names_with_special_characters_are_accepted_and_parsed(name: s
     assert takes(WORDS.lark(forced_calls(name, "", tools)), text.encode())
 
 
+LISTS = {"x": {"type": "array"}, "y": {"const": 5}}
+
+
+@pytest.mark.parametrize(("name", "template"), VARIANTS)
+def test_strings_in_json_arguments_may_contain_the_closing_markup(name: str, template: str) -> None:
+    syntax = ChatFormat.of(formats.BY_NAME[name], template).tool_call_syntax
+    if not isinstance(syntax.arguments, Parameters):
+        return
+    after = syntax.arguments.after.strip()
+    arguments = {"x": [f'\\"a{after}b', {after: f"{after}{after}\\"}], "y": 5}
+    tools = [tool("step", {"type": "object", "properties": LISTS, "required": [*LISTS]})]
+    text = ("" if syntax.lead is None else "step".join(syntax.lead)) + calls_text(
+        syntax, [("step", json.dumps(arguments))]
+    )
+    assert matches(WORDS.lark(forced_calls(name, template, tools)), text)
+    for splits in ([], every_character(text)):
+        parser = make_parser(name, template=template, prompt=generation_prompt_of(name), tools=tools)
+        assert [json.loads(parsed) for _, parsed in parse_text(parser, text, splits).calls] == [arguments]
+
+
+@pytest.mark.parametrize("value", ['["a"', "['a\"b']", "[it's \"", '["a\n', '5 "'])
+def test_closing_markup_ends_a_value_that_is_not_inside_a_json_string(value: str) -> None:
+    text = calls_text(formats.BY_NAME["glm"].syntax, [("step", '{"x": [], "y": 5}')]).replace("[]", value)
+    tools = [tool("step", {"type": "object", "properties": LISTS})]
+    ((_, parsed),) = parse_text(make_parser("glm", tools=tools), text).calls
+    assert json.loads(parsed)["y"] == 5
+
+
 DATE = {"type": "string", "format": "date"}
 UNIT = {"anyOf": [{"type": "string", "enum": ["C", "F"]}, {"type": "null"}], "default": None}
 
