@@ -22,6 +22,7 @@ _CUT_TAG = re.compile("<[^<>]{0,32}$")
 _SCALAR = re.compile(r"[\w.+-]*", re.ASCII)
 _IN_STRING = re.compile(r'\s*(?=[\[{"])(?:[\s\w{}\[\]:,.+-]|"(?:[^"\\\x00-\x1f]|\\.)*+")*+"(?:[^"\\\x00-\x1f]|\\.)*+')
 """JSON from the start of a list, an object or a string that ends inside a string."""
+_STRING_OR_SPACE = re.compile(r"""'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)|\s+""", re.DOTALL)
 _TYPE = re.compile(r'\s*(?:(?:string|type)="|<\S*arg_type>\s*)(\w+)')
 """A parameter's attribute with its type: ``string``, ``str``, ``true`` (for a string) or another one."""
 
@@ -212,7 +213,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
         candidate = read(stripped)
         kind = _kind(candidate)
         if kind in types or (kind == "integer" and "number" in types):
-            if kind != "string":
+            if kind != "string" and ("string" not in types or _tokens(stripped) == _tokens(candidate)):
                 return candidate
         elif kind and "string" not in types:
             return candidate
@@ -247,6 +248,12 @@ def _from_python(text: str) -> str:
     except EndOfText:
         return ""
     return "" if reader.text else "".join(parts)
+
+
+def _tokens(text: str) -> str:
+    """Return a JSON or Python literal with ``""`` for each string, without white space, and with JSON's constants."""
+    shown = _STRING_OR_SPACE.sub(lambda found: "" if found[0].isspace() else '""', text)
+    return shown.replace("True", "true").replace("False", "false").replace("None", "null")
 
 
 def _kind(text: str) -> str:

@@ -173,6 +173,25 @@ def test_closing_markup_ends_a_value_that_is_not_inside_a_json_string(value: str
     assert json.loads(parsed)["y"] == 5
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        *(({}, text, text) for text in ("(see below)", "[todo]", "{x}", "{'x'}", "(1, 2)", "['a' 'b']", "[it's, 'a']")),
+        ({"type": ["string", "array"]}, "[todo]", "[todo]"),
+        ({}, "{'a': [True, None, 'b\\'c', \"d'\"]}", {"a": [True, None, "b'c", "d'"]}),
+        ({}, "['a',\n 1.5]", ["a", 1.5]),
+        ({"type": "array"}, "[todo]", ["todo"]),
+    ],
+)
+def test_text_that_may_be_a_string_is_a_list_or_object_only_if_it_is_a_literal(
+    schema: Any, text: str, value: object
+) -> None:
+    tools = [tool("step", {"type": "object", "properties": {"x": schema}})]
+    call = f"<tool_call>step\n<arg_key>x</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
+    ((_, parsed),) = parse_text(make_parser("glm", tools=tools), call).calls
+    assert json.loads(parsed) == {"x": value}
+
+
 DATE = {"type": "string", "format": "date"}
 UNIT = {"anyOf": [{"type": "string", "enum": ["C", "F"]}, {"type": "null"}], "default": None}
 
