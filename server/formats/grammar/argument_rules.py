@@ -15,6 +15,7 @@ from server.formats.grammar.lark_text import MAX_UNORDERED, LarkText, escaped
 from server.formats.parameter_schema import (
     KINDS,
     STRING,
+    kind_of,
     names_in_markup,
     not_a_name,
     object_schema,
@@ -46,6 +47,14 @@ _REMARKS = frozenset(  # omitted, so that equal rules are shared
 )
 _LIMITS = frozenset(("enum", "const", "maxLength", "pattern", "not", "if", "allOf", "anyOf", "oneOf", "$ref"))
 _PLAIN_OBJECT = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_AS_TEXT = {
+    "array": r"\[(?s:.*)\]",
+    "boolean": "true|false",
+    "integer": "-?[0-9]+",
+    "null": "null",
+    "number": r"-?[0-9][0-9.eE+\-]*",
+    "object": r"\{(?s:.*)\}",
+}
 _REFUSED = (
     *("oneOf", "allOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "maxProperties"),
     *("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"),
@@ -211,13 +220,23 @@ def _parameter(notation: Parameters, root: Mapping[str, Any], text: LarkText) ->
         with suppress(InvalidRequest):  # alternatives that can't be enforced: any text
             if choices := _choices(schema, text):
                 return text.rule(" | ".join(map(value, choices)))
-        values = values_of(schema)
-        if values is None:
-            content = _text_until(notation.after, schema if types == STRING else {}, text, never=notation.never)
-        else:
-            shown = [each if isinstance(each, str) else json.dumps(each) for each in values]
-            content = f"({' | '.join(map(text.literal, shown))}) {end}"
-        return f"{text.markup(notation.before_value)} {content}"
+        kinds, values, typed = sorted(types - STRING), _possible_values(schema, types), notation.before_json_value
+        options = list[str]()
+        if typed is not None and kinds:
+            others = [each for each in values or () if not isinstance(each, str)]
+            limits = {"enum": others} if others else {"type": kinds}
+            if values is None and schema.keys().isdisjoint(("anyOf", "oneOf")):
+                limits = {**schema, "type": kinds}
+            if values is None or others:
+                options.append(f"{text.markup(typed)} {json_rule(limits, root, text)} {end}")
+            values, kinds = values and [each for each in values if isinstance(each, str)], []
+        if values != []:
+            lenient = types != STRING or values is not None
+            content = _text_until(
+                notation.after, schema, text, never=notation.never, values=values, kinds=kinds, lenient=lenient
+            )
+            options.append(f"{text.markup(notation.before_value)} {content}")
+        return text.rule(" | ".join(options)) if len(options) > 1 else options[0]
 
     return member
 
@@ -229,13 +248,47 @@ def _mapping(schema: Any) -> Schema:
     return schema if isinstance(schema, Mapping) else {}
 
 
-def _text_until(end: str, schema: Schema, text: LarkText, *, never: Sequence[str] = ()) -> str:
+def _possible_values(schema: Schema, types: frozenset[str]) -> list[Any] | None:
+    """Return the listed values of these types, or all listed values if none has such a type."""
+    values = values_of(schema)
+    kinds = types | {"integer"} if "number" in types else types
+    return values and ([each for each in values if kind_of(each) in kinds] or values)
+
+
+def _text_until(
+    end: str,
+    schema: Schema,
+    text: LarkText,
+    *,
+    never: Sequence[str] = (),
+    values: Sequence[Any] | None = None,
+    kinds: Sequence[str] = (),
+    lenient: bool = False,
+) -> str:
     """Return the rule of a text with the limits of `schema`, and its `end`.
 
-    Before a control token, a text with a limit must not be empty.
+    ``values``: the only ones. ``kinds``: types that the text may have instead, without limits; of lists and objects
+    only the brackets are checked. ``lenient``: ignore limits that can't be enforced. Before a control token, a text
+    with a limit must not be empty.
     """
-    empty = not any(schema.get(key) for key in ("minLength", "pattern", "format"))
-    return text.text_until(end, *text_limits(schema), never=never, empty=empty)
+    try:
+        limits = text_limits(schema)
+    except InvalidRequest:
+        if not lenient:
+            raise
+        limits = []
+    if values is None:
+        other = [_AS_TEXT[kind] for kind in kinds]
+    else:
+        shown = [each if isinstance(each, str) else json.dumps(each) for each in values]
+        if not limits:
+            return f"({' | '.join(map(text.literal, shown))}) {text.literal(end)}"
+        other = [escaped(each) for each, value in zip(shown, values, strict=True) if not isinstance(value, str)]
+    patterns = ["|".join([f"(?:{limit})", *other]) for limit in limits] if other else limits
+    if values is not None:
+        patterns = [*patterns, "|".join(map(escaped, shown))]
+    empty = not limits or not any(schema.get(key) for key in ("minLength", "pattern", "format"))
+    return text.text_until(end, *patterns, never=never, empty=empty)
 
 
 def _choices(schema: Schema, text: LarkText) -> list[Any]:
@@ -371,7 +424,8 @@ class _Nested:
         if isinstance(self._notation, Braces):
             quote = self._notation.quote
             return f"{text.literal(quote)} {_text_until(quote, schema, text)} {text.literal(end)}"
-        return _text_until(end, schema if schema.get("type") == "string" else {}, text)
+        kinds = sorted(types_of(schema, {}) - STRING)
+        return _text_until(end, schema, text, kinds=kinds, lenient=bool(kinds))
 
     def _array(self, schema: Schema, end: str) -> str:
         text, items = self._text, schema.get("items", {})

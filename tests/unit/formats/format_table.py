@@ -37,9 +37,11 @@ generated, in any split of the text. Text that turns out not to be a call stays 
   enforces the function's name and schema: *any* schema that can be enforced; *each* parameter separately, if the
   object has no `anyOf`, `allOf`, `minProperties` and similar keywords; or *nested*, the notation's own grammar,
   without `oneOf`, `allOf`, `not`, `if`, `uniqueItems` and similar keywords. A schema that cannot be enforced is a 400
-  that names the keyword; with auto only the function's name is enforced then, unless it is `strict`. Arguments may
-  have any order, each once. Members keep the schema's order inside JSON arguments, and in objects with `anyOf` and
-  similar keywords or with more than 64 members.
+  that names the keyword; with auto only the function's name is enforced then, unless it is `strict`. With *each*,
+  `oneOf` of a text counts as `anyOf`; limits of a text with several types or an `enum` that cannot be enforced are
+  ignored; and if the types are the schema's, the other types of such a text are enforced without their limits.
+  Arguments may have any order, each once. Members keep the schema's order inside JSON arguments, and in objects with
+  `anyOf` and similar keywords or with more than 64 members.
 - **Framed**: an answer has markup before it. A schema or grammar applies after that markup, and
   `continue_final_message` writes it. In all formats they apply after reasoning.
 

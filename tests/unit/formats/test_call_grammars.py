@@ -230,6 +230,69 @@ def test_string_formats_enums_and_alternatives_are_enforced(
         assert matches(grammar.fork(), text) is expected
 
 
+BRACES = ("gemma4", "function-gemma")
+NULLABLE = {"type": ["string", "null"]}
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_PARAMETER_MARKUP if name not in BRACES])
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({**NULLABLE, "maxLength": 1, "pattern": "^[0-9]$"}, ["1", None], ["12", "a"]),
+        ({**NULLABLE, "minLength": 6}, ["abcdef", None], ["abcde"]),
+        ({"type": ["string", "integer", "boolean"], "pattern": "^[a-c]+$"}, ["ab", -12, True], ["abd", None]),
+    ],
+)
+def test_limits_of_a_text_that_may_also_be_a_scalar_are_enforced(
+    name: str, schema: Any, valid: list[object], invalid: list[object]
+) -> None:
+    assert_values(name, schema, valid, invalid)
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_PARAMETER_MARKUP if name not in (*BRACES, "minimax-m3")])
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        (
+            {"anyOf": [{"type": "null"}, {"type": "string", "not": {"pattern": "^a$"}}], "maxLength": 3},
+            ["abc", None],
+            ["abcd"],
+        ),
+        ({"maxLength": 3}, ["abc", 12345, [1234], {"a": "bcd"}], ["abcd"]),
+        ({**NULLABLE, "enum": [None]}, [None], ["a"]),
+        ({**NULLABLE, "enum": ["a", None, 5]}, ["a", None], [5]),
+        ({"enum": [1, 2, "auto"]}, [1, 2, "auto"], [3, "a"]),
+        ({"enum": ["a", "b", 5], "pattern": "^a"}, ["a", 5], ["b", "ab"]),
+        ({"type": ["string", "array"], "items": {"type": "integer"}}, ["a", [1]], []),
+    ],
+)
+def test_values_of_several_types_are_enforced(
+    name: str, schema: Any, valid: list[object], invalid: list[object]
+) -> None:
+    assert_values(name, schema, valid, invalid)
+
+
+def assert_values(name: str, schema: Any, valid: list[object], invalid: list[object]) -> None:
+    """Assert which values of a parameter the format's grammar accepts, and that valid ones parse back."""
+    tools = [tool("step", {"type": "object", "properties": {"x": schema}, "required": ["x"]})]
+    grammar = WORDS.lark(forced_calls(name, "", tools))
+    for value in (*valid, *invalid):
+        text = calls_text(formats.BY_NAME[name].syntax, [("step", json.dumps({"x": value}))])
+        assert matches(grammar.fork(), text) is (value in valid), value
+        if value in valid:
+            ((_, parsed),) = parse_text(make_parser(name, tools=tools), text).calls
+            assert json.loads(parsed) == {"x": value}
+
+
+@pytest.mark.parametrize("name", ["deepseek-dsml", "gigachat-3.5", "kimi-k3"])
+def test_types_of_a_format_are_those_of_the_schema(name: str) -> None:
+    tools = [tool("step", {"type": "object", "properties": {"x": {"enum": ["auto", None]}}, "required": ["x"]})]
+    grammar = WORDS.lark(forced_calls(name, "", tools))
+    for written, value in (("auto", None), ("null", "null")):
+        text = calls_text(formats.BY_NAME[name].syntax, [("step", json.dumps({"x": value}))])
+        assert not matches(grammar.fork(), text.replace(json.dumps(value).strip('"'), written))
+
+
 @pytest.mark.parametrize(
     "alternative",
     [
@@ -239,7 +302,7 @@ def test_string_formats_enums_and_alternatives_are_enforced(
     ],
 )
 def test_string_with_an_unenforceable_alternative_is_unconstrained(alternative: Any) -> None:
-    schema = {"anyOf": [{"type": "null"}, alternative], "maxLength": 3}
+    schema = {"anyOf": [{"type": "null"}, alternative], "maxLength": 4}
     parameters = {"type": "object", "properties": {"x": schema, "y": DATE}, "required": ["x", "y"]}
     grammar = WORDS.lark(forced_calls("qwen3-coder", "", [tool("step", parameters)]))
     for date, expected in (("2024-02-29", True), ("now", False)):
