@@ -47,6 +47,7 @@ _REMARKS = frozenset(  # omitted, so that equal rules are shared
 )
 _LIMITS = frozenset(("enum", "const", "maxLength", "pattern", "not", "if", "allOf", "anyOf", "oneOf", "$ref"))
 _PLAIN_OBJECT = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_NULL = frozenset(("null",))
 _AS_TEXT = {
     "array": r"\[(?s:.*)\]",
     "boolean": "true|false",
@@ -198,31 +199,37 @@ def json_rule(schema: Any, root: Mapping[str, Any], text: LarkText) -> str:
 
 def _parameter(notation: Parameters, root: Mapping[str, Any], text: LarkText) -> MakeMember:
     """Return the writer of a parameter. Strings have no quotes, other values are JSON."""
-    known: dict[str, str] = {}  # rules by reference, because many paths of references may lead to one schema
+    known: dict[tuple[str, bool], str] = {}  # by reference, because many paths of references may lead to one schema
 
     def member(key: str, schema: Any) -> str:
         return text.rule(f"{text.literal(notation.before)} {key} {value(schema)} {text.literal(notation.separator)}")
 
-    def value(schema: Any) -> str:
-        """Return the rule of a value and the markup around it."""
+    def value(schema: Any, *, nullable: bool = False) -> str:
+        """Return the rule of a value and the markup around it. ``nullable``: null is another alternative, which a
+        text must include, because llguidance's lexer tries the text alone while it is longer.
+        """
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):
-            return written(_mapping(schema))
-        if reference not in known:
-            known[reference] = text.rule(written(_mapping(referred(schema, root))))
-        return known[reference]
+            return written(_mapping(schema), nullable)
+        place = (reference, nullable)
+        if place not in known:
+            known[place] = text.rule(written(_mapping(referred(schema, root)), nullable))
+        return known[place]
 
-    def written(schema: Schema) -> str:
+    def written(schema: Schema, nullable: bool) -> str:
         types, end = types_of(schema, root), text.literal(notation.after)
         if "string" not in types:
             opening = notation.before_value if notation.before_json_value is None else notation.before_json_value
             return f"{text.markup(opening)} {json_rule(schema, root, text)} {end}"
         with suppress(InvalidRequest):  # alternatives that can't be enforced: any text
             if choices := _choices(schema, text):
-                return text.rule(" | ".join(map(value, choices)))
+                nullable = nullable or any(types_of(each, root) == _NULL for each in choices)
+                return text.rule(" | ".join(value(each, nullable=nullable) for each in choices))
         kinds, values, typed = sorted(types - STRING), _possible_values(schema, types), notation.before_json_value
         options = list[str]()
-        if typed is not None and kinds:
+        if typed is None and nullable:
+            kinds = sorted({*kinds, *_NULL})
+        elif typed is not None and kinds:
             others = [each for each in values or () if not isinstance(each, str)]
             limits = {"enum": others} if others else {"type": kinds}
             if values is None and schema.keys().isdisjoint(("anyOf", "oneOf")):

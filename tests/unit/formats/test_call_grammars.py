@@ -258,6 +258,7 @@ def test_limits_of_a_text_that_may_also_be_a_scalar_are_enforced(
             ["abc", None],
             ["abcd"],
         ),
+        ({"anyOf": [{"type": "string", "minLength": 6}, {"type": "null"}]}, ["abcdef", None], ["abcde"]),
         ({"maxLength": 3}, ["abc", 12345, [1234], {"a": "bcd"}], ["abcd"]),
         ({**NULLABLE, "enum": [None]}, [None], ["a"]),
         ({**NULLABLE, "enum": ["a", None, 5]}, ["a", None], [5]),
