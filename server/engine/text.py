@@ -33,6 +33,8 @@ class TextStream:
     _n_shown: int = 0  # characters returned so far
     _pending: list[tuple[int, int, TokenLogprob | None]] = field(default_factory=list)
     """Tokens whose text is held: id, start in the text, log probability."""
+    _n_matched: list[int] = field(default_factory=list)
+    """For each stop string, the length of its longest start that ends the text."""
     _is_incomplete: bool = False  # the decoder holds the start of a character
     _indent: int = -1  # indentation of a line with only white space so far; -1 = within a line
 
@@ -50,7 +52,7 @@ class TextStream:
             return None
         n_searched = len(self._held)
         self._held += new
-        n_more = self._partial_stop() if self.stops and not self._truncate_at_stop(n_searched) else 0
+        n_more = self._partial_stop(new) if self.stops and not self._truncate_at_stop(n_searched) else 0
         return self._show(len(self._held) - n_more)
 
     def finish(self) -> Text | None:
@@ -78,15 +80,23 @@ class TextStream:
         self._pending = [(token, start, logprob if start < end else None) for token, start, logprob in self._pending]
         return True
 
-    def _partial_stop(self) -> int:
-        """Return the length of the longest suffix of the held text that may start a stop string."""
-        longest = 0
-        for stop in self.stops:
-            for n in range(min(len(stop) - 1, len(self._held)), longest, -1):
-                if stop.startswith(self._held[-n:]):
-                    longest = n
-                    break
-        return longest
+    def _partial_stop(self, new: str) -> int:
+        """Return the length of the longest suffix of the text that may start a stop string. `new`: its new characters.
+
+        Knuth-Morris-Pratt: the time per character does not depend on the length of the stop strings.
+        """
+        if not self._n_matched:
+            self._n_matched = [0] * len(self.stops)
+        for i, stop in enumerate(self.stops):
+            n = self._n_matched[i]
+            if n or stop[0] in new:
+                borders = _borders(stop)
+                for char in new:
+                    while n and stop[n] != char:
+                        n = borders[n - 1]
+                    n += stop[n] == char
+                self._n_matched[i] = n
+        return max(self._n_matched)
 
     def _show(self, n: int, *, last: bool = False) -> Text | None:
         """Release the first ``n`` held characters, with every token that starts in them."""
@@ -112,6 +122,18 @@ class TextStream:
             else:
                 self._indent = 0 if char == "\n" else -1
         return text
+
+
+@lru_cache(256)
+def _borders(stop: str) -> list[int]:
+    """Return, for each start of `stop`, the length of its longest proper suffix that also starts it."""
+    borders, n = [0], 0
+    for char in stop[1:]:
+        while n and stop[n] != char:
+            n = borders[n - 1]
+        n += stop[n] == char
+        borders.append(n)
+    return borders
 
 
 @lru_cache(1 << 16)

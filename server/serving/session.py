@@ -15,9 +15,9 @@ from server.chat.prompt import can_show
 from server.dialects.dialect import Context, Generate, Generation
 from server.dialects.vectors import VectorRequest
 from server.engine.cache.scope import cache_scope, is_lasting
-from server.engine.request import Event, Failed, Finished, Started, State, Text
+from server.engine.request import Event, Failed, Finished, Request, Started, State, Text
 from server.engine.sequence import Ticket
-from server.errors import ModelEnded, NotFound, QueueFull, Unavailable, short
+from server.errors import InvalidRequest, ModelEnded, NotFound, QueueFull, Unavailable, short
 from server.media.bitmap import Document, Video, n_bytes_of
 from server.media.loader import MediaSupport
 from server.media.source import NO_MEDIA, FileContent, LoadedMedia, Media
@@ -122,6 +122,7 @@ class Session:
                 result = self._timed(work, context) if on_event_loop else await self._in_thread(lambda: work(context))
                 if self._names_adapter and any(request.adapters is None for request in result.requests):
                     raise NotFound(f"the LoRA adapter '{short(name or '')}' was unloaded meanwhile")
+                _check_number(result.requests, model)
                 self._usage.submitted_at = time.perf_counter()
                 n_prompt = sum(len(request.prompt) for request in result.requests)
                 for number, request in enumerate(result.requests):
@@ -334,3 +335,15 @@ class Session:
 
         self._preparing = running = threads.submit(run)
         return await asyncio.wrap_future(running)
+
+
+def _check_number(requests: Sequence[Request], model: LoadedModel) -> None:
+    """Raise `InvalidRequest` for more prompts than an idle server can queue: repeating the request would not help."""
+    n_choices = sum(request.n for request in requests)
+    places = model.engine.n_slots + model.spec.native.instances * model.spec.engine.max_queue
+    if len(requests) > 1 and n_choices - requests[-1].n >= places:
+        raise InvalidRequest(
+            f"{n_choices} choices of {len(requests)} prompts are more than {places}, which the slots and max_queue "
+            "allow; send fewer prompts",
+            "prompt",
+        )

@@ -3,7 +3,7 @@
 The rules are llama-server's (tools/server/server-context.cpp, handle_completions_impl).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -20,6 +20,8 @@ from server.dialects.native.fim import Extra, extra_tokens, fim_tokens, fitting_
 from server.dialects.native.write import NativeWriter
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
+from server.engine.request import Request
+from server.errors import InvalidRequest
 from server.formats.parsing.reasoning import open_reasoning
 from server.pool.model import LoadedModel
 from server.pool.spec import ReasoningFormat
@@ -77,7 +79,9 @@ class NativeRequest(PromptRequest):
         constraint = compiled(response_format or model.spec.shape, body.lazy, model)
         constraint, prompts = _with_budget(constraint, body, model), self.tokens(context)
         requests = self.requests(context, f"cmpl-{random_id()}", prompts, constraint)
-        writer = NativeWriter(requests, model, body, body.response_fields or (), **_settings(body, model))
+        settings = _settings(body, model)
+        _check_size(requests, settings)
+        writer = NativeWriter(requests, model, body, body.response_fields or (), **settings)
         return Generation(requests, writer)
 
 
@@ -115,6 +119,21 @@ def _with_budget(constraint: Constraint | None, body: NativeBody, model: LoadedM
     opening, ends = tags
     begun = open_reasoning(body.generation_prompt or "", (opening, ends[0]))
     return budget.ended(None, model.vocab, opening, ends, begun=begun, reopens=True)
+
+
+MAX_SHOWN_CHARS = 1 << 25
+
+
+def _check_size(requests: Sequence[Request], settings: Json) -> None:
+    """Raise `InvalidRequest` if the reply would be far longer than the body, as every choice shows all settings."""
+    n_choices = sum(request.n for request in requests)
+    texts = [settings["grammar"], settings["generation_prompt"], *requests[0].sampling.dry_sequence_breakers]
+    n_chars = n_choices * sum(map(len, texts))
+    if n_choices > 1 and n_chars > MAX_SHOWN_CHARS:
+        raise InvalidRequest(
+            f"generation_settings of {n_choices} choices would have {n_chars} characters, more than {MAX_SHOWN_CHARS}; "
+            "shorten grammar, json_schema, generation_prompt or dry_sequence_breakers"
+        )
 
 
 def _settings(body: NativeBody, model: LoadedModel) -> Json:

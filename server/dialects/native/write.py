@@ -21,7 +21,17 @@ from server.dialects.common import Json
 from server.dialects.completions.prompt import prompt_text
 from server.dialects.dialect import Context, Generation, Writer
 from server.dialects.generation import GenerationFields
-from server.engine.request import Adapters, Event, Failed, Finished, Progress, Request, SamplingParams, Text
+from server.engine.request import (
+    RANDOM_SEED,
+    Adapters,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    Request,
+    SamplingParams,
+    Text,
+)
 from server.pool.model import LoadedModel
 
 
@@ -113,6 +123,9 @@ class NativeWriter(Writer):
         """Return the last object of a choice, with llama-server's keys in its order. `whole`: the choice with its text
         and tokens, None in a stream.
         """
+        settings, seed = self._settings, self._requests[prompt].sampling.seed
+        if end.index and seed != RANDOM_SEED:
+            settings = {**settings, "seed": (seed + end.index) % RANDOM_SEED}
         written: Json = {
             "index": self._index(prompt, end.index),
             "content": "" if whole is None else "".join(whole.text),
@@ -122,7 +135,7 @@ class NativeWriter(Writer):
             "model": self._model,
             "tokens_predicted": end.n_predicted,
             "tokens_evaluated": end.n_prompt,
-            "generation_settings": self._settings,
+            "generation_settings": settings,
             "prompt": self._prompts[prompt],
             "has_new_line": end.has_new_line,
             "truncated": end.truncated,

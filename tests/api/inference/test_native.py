@@ -87,6 +87,21 @@ async def test_several_prompts_have_numbered_choices(client: httpx.AsyncClient) 
     assert sorted(p["index"] for p in parts if p["stop"]) == list(range(8))
 
 
+@pytest.mark.parametrize(("seed", "seeds"), [(7, [7, 8]), (-1, [2**32 - 1] * 2)])
+async def test_choices_show_their_own_seeds(client: httpx.AsyncClient, seed: int, seeds: list[int]) -> None:
+    replies = (await client.post(URL, json={"prompt": "a", "n_predict": 1, "n": 2, "seed": seed})).json()
+    assert [reply["generation_settings"]["seed"] for reply in replies] == seeds
+
+
+async def test_more_prompts_than_an_idle_server_queues_are_refused(serve: Serve) -> None:
+    models = {"demo": {"path": "a.gguf", "max_queue": 4}}
+    async with serve(FakeLoader(), models=models) as api:
+        parts = ({"error": {"param": "prompt"}}, "max_queue")
+        await api.expect(f"POST {URL}", {**GREEDY, "prompt": ["a"] * 64}, 400, parts)
+        await api.expect(f"POST {URL}", {**GREEDY, "prompt": ["a"] * 5})
+        await api.expect(f"POST {URL}", {**GREEDY, "prompt": "a", "n": 64})
+
+
 async def test_response_fields_selects_the_fields_of_the_reply(client: httpx.AsyncClient) -> None:
     fields = ["content", "generation_settings/n_predict", "nope", "timings/nope"]
     body = {**GREEDY, "response_fields": fields}
@@ -185,6 +200,9 @@ async def test_size_of_probabilities_and_logit_bias_is_limited(api: Api) -> None
     biased = {"prompt": ["a"] * 5, "n_predict": 1, "logit_bias": [[i % 200, 1.0] for i in range(65536)]}
     await api.expect("POST /completion", biased, 400, ({"error": {"param": "logit_bias"}}, "327680 tokens"))
     await api.expect("POST /completion", biased | {"prompt": "a"})
+    long = {"prompt": ["a"] * 40, "n_predict": 1, "generation_prompt": "a" * (1 << 20)}
+    await api.expect("POST /completion", long, 400, "generation_settings of 40 choices")
+    await api.expect("POST /completion", long | {"prompt": "a"})
 
 
 CHAT = "/v1/chat/completions"
