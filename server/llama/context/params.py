@@ -36,6 +36,9 @@ _MAX_LOGITS = 1 << 27
 """Logits of one decode. A decoder computes them for each token even if they are not used: 1 GiB at this number. Larger
 batches must be requested with ``n_ubatch``.
 """
+# With more slots, llama_memory_recurrent::find_slot may move a sequence's cell after its states were saved, and does
+# not move the saved ones: a rollback would read another sequence's state.
+_ROLLBACK_SLOTS = 2
 _ROLLBACK_STATES = 3
 """Further recurrent states of each sequence, to roll back rejected drafts of MTP heads: the default of llama-server's
 ``--spec-draft-n-max``. Longer drafts need a checkpoint.
@@ -69,7 +72,7 @@ def generator_params(model: int, spec: ModelSpec) -> ctypes.Structure:
     params = context_params(spec.id, spec.native, more_outputs(n_vocab, spec.native.n_slots, spec.engine))
     if spec.engine.backend_sampling:  # the graph has a sampler for each output
         params.n_outputs_max_per_seq = 1 + spec.engine.n_draft_max
-    if spec.native.mtp and not windowed(model, spec.native):
+    if spec.native.mtp and spec.native.n_slots <= _ROLLBACK_SLOTS and not windowed(model, spec.native):
         n_ubatch = min(params.n_ubatch, params.n_batch)  # otherwise split_equal aborts (llama-batch.cpp)
         params.n_rs_seq = max(min(spec.engine.spec_draft_max, _ROLLBACK_STATES, n_ubatch - 2), 0)
     return params
