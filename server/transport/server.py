@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection
 from types import FrameType
+from typing import Any
 
 from uvicorn import Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -133,6 +134,7 @@ class HttpProtocol(HttpToolsProtocol):
     - Every WebSocket handshake gets a reply.
     - Other upgrades are ignored and end the connection after their reply, because httptools parses the body of such a
       request as the next request.
+    - HTTP/1.0 clients may keep their connection, and get no chunks.
     """
 
     _is_first = True
@@ -175,6 +177,9 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.pipeline:
             self._running = self.cycle
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = _Http10Cycle
+            self.cycle.keep_alive = self.parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         self._n_bytes = 0
@@ -190,6 +195,24 @@ class HttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
         if not getattr(self.transport.get_protocol(), "handshake_initiated", True):
             self.send_400_response("Invalid WebSocket handshake.")
+
+
+class _Http10Cycle(RequestResponseCycle):
+    """A reply to an HTTP/1.0 client: no chunks, and the end of the connection ends a reply of unknown length."""
+
+    _has_length = True
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message["headers"])
+            self._has_length = any(name == b"content-length" for name, _ in headers)
+            if not self._has_length:
+                self.keep_alive = self.chunked_encoding = False
+            elif self.keep_alive:
+                message = message | {"headers": [*headers, (b"connection", b"keep-alive")]}
+        elif not self._has_length:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 def without_h2c(data: bytes) -> bytes:

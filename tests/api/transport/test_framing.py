@@ -191,3 +191,22 @@ async def test_pipelined_requests_and_their_bytes_are_limited(live: GoLive, pipe
         assert reply == b""
         await until(lambda: not server.server.server_state.tasks)
         steps.release(1000)
+
+
+async def test_http_1_0_connection_is_kept_if_the_client_asks(live: GoLive) -> None:
+    """A reply of unknown length ends with the connection and has no chunks, which HTTP/1.0 does not know."""
+    keep = b"\r\nConnection: Keep-Alive\r\n"
+    one = chat_request(stream=False).replace(b" HTTP/1.1\r\n", b" HTTP/1.0" + keep)
+    async with live() as server:
+        stream = chat_request(stream=True).replace(b" HTTP/1.1\r\n", b" HTTP/1.0" + keep)
+        kept, again, streamed = (await server.exchange(one + one + stream)).split(b"HTTP/1.1 200 OK\r\n")[1:]
+        head, _, events = streamed.partition(b"\r\n\r\n")
+        assert b"\r\nconnection: keep-alive\r\n" in kept
+        assert b"\r\nconnection: keep-alive\r\n" in again
+        assert b"\r\nconnection: close" in head
+        assert b"chunked" not in head
+        assert events.startswith(b"data: ")
+        assert events.endswith(b"data: [DONE]\n\n")
+        closed = await server.exchange(one.replace(keep, b"\r\n"))
+        assert closed.count(b"HTTP/1.1 200 ") == 1
+        assert b"\r\nconnection: close\r\n" in closed
