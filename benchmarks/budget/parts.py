@@ -15,8 +15,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from server.dialects import generation
 from server.dialects.chat import parse
 from server.dialects.chat.write import ChatWriter
-from server.engine.cache.kv_store import Cells
 from server.engine.engine import Engine
+from server.engine.kv_store import Cells
 from server.engine.loop import Instance
 from server.engine.sampling import NextTokens
 from server.engine.scheduler import Scheduler

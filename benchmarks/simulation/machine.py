@@ -74,7 +74,7 @@ class Gpu:
 
 @dataclass
 class Machine:
-    """Implements the runner methods that `server.engine.cache.kv_store.Cells` calls. ``now``: seconds."""
+    """Implements the runner methods that `server.engine.kv_store.Cells` calls. ``now``: seconds."""
 
     info: RunnerInfo
     gpu: Gpu

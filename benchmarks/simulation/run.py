@@ -21,8 +21,8 @@ from benchmarks.simulation.machine import Machine, machine
 from benchmarks.simulation.policy import Policy
 from benchmarks.simulation.trace import Session, Trace, pause_s
 from server.engine.cache.disk_cache import wait_s
-from server.engine.cache.kv_store import Cells
 from server.engine.cache.prefix_cache import MIB, CacheEntry
+from server.engine.kv_store import Cells
 from server.engine.request import Request
 from server.engine.scheduler import Scheduler, TokenRun
 from server.engine.sequence import Phase, Sequence, Ticket

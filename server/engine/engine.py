@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from server.engine import snapshots
 from server.engine.cache.disk_cache import DiskCache, StateFiles
-from server.engine.cache.kv_store import Cells
 from server.engine.cache.prefix_cache import MIB, CachedPrefix, CacheEntry, ram_tier
 from server.engine.cache.scope import owner_of
 from server.engine.encode import EmbeddingCache, EmbeddingFiles, Encoder
 from server.engine.instances import Instances, has_failed
+from server.engine.kv_store import Cells
 from server.engine.loop import ANY_SLOT, Instance
 from server.engine.lora import MAX_ADAPTERS, Adapter, adapter_set, default_set, rescaled
 from server.engine.params import EngineParams

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from server.engine.arrivals import Arrivals
 from server.engine.cache.disk_cache import wait_s
-from server.engine.cache.kv_store import Cells, shift_sizes
 from server.engine.cache.prefix_cache import CacheTier
 from server.engine.encode import Encoder
 from server.engine.instances import StepThread, has_failed
+from server.engine.kv_store import Cells, shift_sizes
 from server.engine.params import EngineParams
 from server.engine.request import FinishReason, Progress
 from server.engine.runner_api import Runner

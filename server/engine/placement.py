@@ -1,5 +1,5 @@
 """The choice of a slot for a waiting sequence, and of the source of its cached prefix (`Placer.find`). It makes no
-native calls; `Cells.prepare` (cache/kv_store.py) executes the placement.
+native calls; `Cells.prepare` (kv_store.py) executes the placement.
 
 How much of a match counts depends on LoRA set, cache namespace, media, and whether the memory can be truncated
 (`CachedPrefix.reusable`, cache/prefix_cache.py). The first source whose condition holds is used:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeAlias
 
-from server.engine.cache.kv_store import Cells
+from server.engine.kv_store import Cells
 from server.engine.media import text_of
 from server.engine.params import EngineParams
 from server.engine.request import (

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from server.engine.cache.kv_store import Cells
+from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.request import Adapters, Request
 from server.engine.runner_api import BatchEntry

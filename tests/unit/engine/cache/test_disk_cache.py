@@ -13,9 +13,9 @@ import pytest
 
 from server.engine.cache import disk_cache
 from server.engine.cache.disk_cache import DiskCache
-from server.engine.cache.kv_store import UNKNOWN_S, Cells
 from server.engine.cache.prefix_cache import CacheEntry, Fetch
 from server.engine.engine import Engine
+from server.engine.kv_store import UNKNOWN_S, Cells
 from server.engine.lora import NO_ADAPTERS
 from server.engine.params import EngineParams
 from server.engine.scheduler import Scheduler

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.cache.kv_store import Cells
+from server.engine.kv_store import Cells
 from server.engine.params import EngineParams
 from server.engine.placement import n_more_id_groups, neighbours
 from server.engine.scheduler import Scheduler, TokenRun, in_batch_order

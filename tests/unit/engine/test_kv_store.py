@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.engine.cache.disk_cache import DiskCache
-from server.engine.cache.kv_store import Cells, shift_sizes
 from server.engine.cache.move_budget import MoveBudget
 from server.engine.cache.prefix_cache import CacheEntry, common_prefix
+from server.engine.kv_store import Cells, shift_sizes
 from server.engine.params import PREFILL_ONLY_S, EngineParams
 from server.engine.placement import Placement, runs_to_shift
 from server.engine.scheduler import Scheduler, TokenRun
