@@ -18,7 +18,7 @@ from server.engine.loop import ANY_SLOT, Instance
 from server.engine.lora import MAX_ADAPTERS, Adapter, adapter_set, default_set, rescaled
 from server.engine.params import EngineParams
 from server.engine.queue import has_place, preferred_instance
-from server.engine.request import Adapters, Bounds, Request, Sink, State
+from server.engine.request import Adapters, Bounds, Request, SamplingParams, Sink, State
 from server.engine.runner_api import Runner
 from server.engine.sequence import Slot, Ticket
 from server.engine.snapshots import CachedText, ChoiceView, HeldText, InstanceView, SlotSnapshot, TierView
@@ -146,6 +146,13 @@ class Engine(Instances[Instance]):
             total.n_media_encoded, total.n_media_hits = self._encoder.n_encoded, self._encoder.cache.n_hits
             total.media_cache_bytes = self._encoder.cache.size
         return total
+
+    def prepare_sampler(self, params: SamplingParams) -> None:
+        """Compute what step threads need to sample with `params`, so that they do not. Blocks; for any thread while the
+        model is leased. Raises `InvalidRequest`.
+        """
+        for instance in self._instances:
+            instance.runner.prepare_sampler(params)
 
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Queue `request`; its events go to `sink` on the event loop.

@@ -146,6 +146,12 @@ class SamplingParams:
     backend_sampling: false.
     """
 
+    @property
+    def uses_dry(self) -> bool:
+        """Whether a DRY sampler is part of the chain and has an effect."""
+        enabled = bool(self.dry_multiplier and self.dry_base >= 1.0 and self.dry_penalty_last_n)
+        return enabled and not self.mirostat and "dry" in self.samplers
+
 
 PARAMETERS: Mapping[str, tuple[type, Parameter]] = {
     each.name: (cast(type, each.type), each.metadata["parameter"])

@@ -136,6 +136,11 @@ class Runner(Protocol):
         Raises `server.errors.InternalError` if the library rejects the batch.
         """
 
+    def prepare_sampler(self, params: SamplingParams) -> None:
+        """Compute and cache what would make `sampler` slow with these parameters. Blocks; may be called in any thread
+        until the weights are closed. Raises `InvalidRequest`.
+        """
+
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> Sampler:
         """Return a new sampler chain that has accepted the prompt's tokens."""
 

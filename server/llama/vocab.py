@@ -14,7 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import compress, repeat
+from itertools import compress, pairwise, repeat
 
 from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, fast
@@ -229,6 +229,10 @@ class LlamaVocab:
     def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
         """Return the joined pieces, like llama-server's /detokenize, which does not strip a leading space."""
         return b"".join([self.piece(token, special=special) for token in tokens])
+
+    def terminated_pieces(self) -> bytes:
+        """Return the texts of all tokens, each followed by a zero byte."""
+        return b"".join([self._pieces[start:end] + b"\0" for start, end in pairwise(self._offsets)])
 
     def close(self) -> None:
         """Make later native calls raise, because the weights are freed. `piece` and `detokenize` still work."""

@@ -189,6 +189,7 @@ class FakeRunner:
         self.outputs: list[int] = []
         self.histories: list[bytes] = []
         self.samplers: list[FakeSampler] = []
+        self.prepared: set[SamplingParams] = set()
         self._texts: dict[int, tuple[list[int], bytes]] = {}  # by sequence: cells and their text
         self.in_graph: dict[int, FakeSampler] = {}  # by sequence
         self.batches: list[list[tuple[int, int]]] = []
@@ -312,7 +313,13 @@ class FakeRunner:
             banned |= self.vocab.eog
         return next(t for t in (token, ord("x"), ord("y"), ord("z")) if t not in banned)
 
+    def prepare_sampler(self, params: SamplingParams) -> None:
+        assert threading.current_thread() is not threading.main_thread(), "the event loop would wait"
+        self.prepared.add(params)
+
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> FakeSampler:
+        is_prepared = any(replace(params, seed=each.seed) == each for each in self.prepared)
+        assert is_prepared or not params.uses_dry, "the step thread would wait"
         sampler = FakeSampler(params, params.seed if params.seed != 0xFFFFFFFF else 7, list(prompt))
         self.samplers.append(sampler)
         return sampler

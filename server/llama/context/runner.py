@@ -125,6 +125,9 @@ class LlamaRunner(NativeSequences):
             raise InternalError(f"{len(entries)} media of {sorted(sizes)} tokens can't be read all at once")
         return self._decode_batch(self._media, entries, causal=causal)
 
+    def prepare_sampler(self, params: SamplingParams) -> None:
+        self._samplers.prepare(params)
+
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
         """Return a new chain that has accepted the tokens of `prompt`. Raises `InvalidRequest`."""
         self._open()

@@ -16,6 +16,8 @@ from server.llama.library import C, fast
 from server.llama.vocab import LlamaVocab
 
 MAX_BREAKERS = 128
+_BREAKER_BYTES = 40  # of a breaker that the library uses
+_MAX_BREAKER_WORK = 100_000  # seconds of time, and 20 MB for each copy of the sampler
 _MAX_FLOAT = 3.4028234663852886e38
 _MAX_INT = (1 << 31) - 1
 _FLOATS, _INTS = (
@@ -55,7 +57,7 @@ def check_sampling(params: SamplingParams, n_vocab: int) -> None:
 
 
 _MIROSTAT_M = 100  # as in llama-server
-_CACHED_DRY = 16
+_CACHED_DRY = 64
 
 
 class NativeSampler:
@@ -111,13 +113,19 @@ class NativeSampler:
 
 
 class SamplerFactory:
-    """Builds the chains of one context. Only its step thread may call it."""
+    """Builds the chains of one context. Only its step thread may call it, except `prepare`."""
 
     def __init__(self, vocab: LlamaVocab, n_ctx: int) -> None:
         self._vocab = vocab
         self._n_ctx = n_ctx
-        # DRY reads the whole vocabulary for each breaker (0.1 s and more), so samplers are cached and copied
+        # DRY reads the whole vocabulary for each breaker (up to 0.5 s), so samplers are cached and copied
         self._dry = lru_cache(_CACHED_DRY)(self._new_dry)
+
+    def prepare(self, params: SamplingParams) -> None:
+        """Cache the DRY sampler of `params`. Raises `InvalidRequest` for invalid parameters. Thread-safe."""
+        check_sampling(params, self._vocab.n_tokens)
+        if params.uses_dry:
+            self._cached_dry(params)
 
     def build(self, params: SamplingParams, prompt: Sequence[int]) -> NativeSampler:
         """Return a chain that has accepted `prompt`. Raises `InvalidRequest` for invalid parameters."""
@@ -151,8 +159,7 @@ class SamplerFactory:
             return 0, 0
         neutral = params.repeat_penalty == 1.0 and not params.presence_penalty and not params.frequency_penalty
         penalties = 0 if neutral or "penalties" not in params.samplers else self._window(params.repeat_last_n)
-        off = not params.dry_multiplier or params.dry_base < 1.0 or "dry" not in params.samplers
-        return penalties, 0 if off else self._window(params.dry_penalty_last_n)
+        return penalties, self._window(params.dry_penalty_last_n) if params.uses_dry else 0
 
     def _window(self, last_n: int) -> int:
         return self._n_ctx if last_n < 0 else min(last_n, self._n_ctx)
@@ -178,7 +185,7 @@ class SamplerFactory:
                     penalties = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
                     yield fast.sampler_init_penalties(n_vocab, window, *penalties)
                 case "dry":
-                    yield self._dry_clone(params)
+                    yield C.llama_sampler_clone(self._cached_dry(params).chain)
                 case "top_n_sigma":
                     yield fast.sampler_init_top_n_sigma(params.top_n_sigma)
                 case "top_k":
@@ -209,11 +216,9 @@ class SamplerFactory:
         biases.extend((token, float("-inf")) for token in self._vocab.suppressed)
         return biases
 
-    def _dry_clone(self, p: SamplingParams) -> int:
+    def _cached_dry(self, p: SamplingParams) -> NativeSampler:
         window = self._window(p.dry_penalty_last_n)
-        cached = self._dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, p.dry_sequence_breakers)
-        clone: int = C.llama_sampler_clone(cached.chain)
-        return clone
+        return self._dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, p.dry_sequence_breakers)
 
     def _new_dry(
         self, multiplier: float, base: float, allowed_length: int, window: int, breakers: Sequence[str]
@@ -222,9 +227,25 @@ class SamplerFactory:
             if not text.isascii():
                 raise InvalidRequest("the model's vocabulary cannot spell every text", "dry_sequence_breakers")
             self._vocab.tokenize(text, add_special=False, parse_special=False)
-        texts = (ctypes.c_char_p * len(breakers))(*(text.encode("utf-8", "replace") for text in breakers))
+        cut = (text.encode("utf-8", "replace").partition(b"\0")[0][:_BREAKER_BYTES] for text in breakers)
+        used = [raw for raw in dict.fromkeys(cut) if raw]
+        self._check_work(used)
+        texts = (ctypes.c_char_p * len(used))(*used)
         limits = multiplier, base, allowed_length, window
-        return NativeSampler(C.llama_sampler_init_dry(self._vocab.pointer, *limits, texts, len(breakers)), 0, True)
+        return NativeSampler(C.llama_sampler_init_dry(self._vocab.pointer, *limits, texts, len(used)), 0, True)
+
+    def _check_work(self, breakers: Sequence[bytes]) -> None:
+        """Raise `InvalidRequest` if breakers match too many tokens. The library keeps each token that contains one, and
+        for each that ends with the start of one it tokenizes the rest (llama-sampler.cpp,
+        get_overlapping_token_sequences).
+        """
+        pieces = self._vocab.terminated_pieces()
+        n = 0
+        for raw in breakers:
+            n += sum(pieces.count(raw[:size] + b"\0") for size in range(1, len(raw))) + pieces.count(raw) // 4
+            if n > _MAX_BREAKER_WORK:
+                reason = "they match too many tokens of the vocabulary: use fewer, or ones with rarer first letters"
+                raise InvalidRequest(reason, "dry_sequence_breakers")
 
 
 def _is_greedy(p: SamplingParams) -> bool:

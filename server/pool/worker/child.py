@@ -222,12 +222,18 @@ class Worker(Connection):
 
     # ---- requests
 
-    def _receive(self, number: int, body: bytes, has_grammar: bool) -> None:
-        """Submit a request. One with a grammar is decoded in a thread, which compiles the grammar."""
+    def _receive(self, number: int, body: bytes, is_slow: bool) -> None:
+        """Submit a request. A slow one is decoded in a thread, which compiles its grammar and prepares its sampler."""
         self.requests[number] = None
         decode = Decoder([body], self._local_object).load
-        if has_grammar:
-            decoding = self._loop.run_in_executor(self._grammars, decode)
+
+        def prepared() -> Request:
+            request: Request = decode()
+            self._generator.prepare_sampler(request.sampling)
+            return request
+
+        if is_slow:
+            decoding = self._loop.run_in_executor(self._grammars, prepared)
             decoding.add_done_callback(lambda done: self._submit(number, done.result))
         else:
             self._submit(number, decode)

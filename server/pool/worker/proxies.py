@@ -14,7 +14,7 @@ import numpy as np
 from server.engine.embedding import check_input
 from server.engine.lora import Adapter, check_adapters, default_set, rescaled
 from server.engine.media import MediaPrompt
-from server.engine.request import Adapters, Event, Failed, Finished, Request, Sink, State
+from server.engine.request import Adapters, Event, Failed, Finished, Request, SamplingParams, Sink, State
 from server.engine.runner_api import Vectors
 from server.engine.sequence import Ticket
 from server.engine.snapshots import ChoiceView, InstanceView, SlotSnapshot, TierView
@@ -123,6 +123,9 @@ class IsolatedEngine(EngineProxy):
         return bool(self._open) or (self._status is not None and self._status.busy)
 
     # ---- requests
+
+    def prepare_sampler(self, params: SamplingParams) -> None:
+        """Do nothing: the worker prepares it before it submits a request."""
 
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Queue `request`; `sink` receives its events. Raises errors that the server can detect; others are the first

@@ -49,6 +49,13 @@ async def test_request_fields_take_effect(serve: Serve) -> None:
             await api.expect(f"POST {URL}", {**GREEDY, "prompt": "Ho", **fields}, 200, part)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_dry_sampler_is_prepared_outside_of_the_step_thread(serve: Serve, n: int) -> None:
+    """It takes seconds with many sequence breakers. `FakeRunner` fails otherwise."""
+    async with serve(scripted("one")) as api:
+        await api.expect(f"POST {URL}", {"prompt": "Hi", "dry_multiplier": 1.0, "seed": 5, "n_cmpl": n}, part="one")
+
+
 async def test_reply_names_the_stop_string_and_includes_its_tokens(serve: Serve) -> None:
     body = {"prompt": "Hi", "stop": [" tw", "x"], "return_tokens": True, "n_probs": 1}
     fields = {"content": "one", "stop_type": "word", "stopping_word": " tw", "tokens": list(b"one tw")}

@@ -151,12 +151,12 @@ async def test_reply_equals_that_of_a_model_in_the_server_process(
     monkeypatch.setenv("LLAMA_API_KEY", "secret")
     async with start("plain", metrics=True) as api:
         assert child_environment().keys() & {"PATH", "LLAMA_API_KEY"} == {"PATH"}
-        isolated = (await api.expect(CHAT, chat("Hi", seed=1))).json()
+        isolated = (await api.expect(CHAT, chat("Hi", seed=1, dry_multiplier=1.0))).json()
         counts = (await api.client.get("/metrics")).text
         slots = (await api.client.get("/slots")).json()
     async with running(create_app(make_settings(), loader=FakeLoader()), FakeLoader()) as api:
         await api.settled()
-        local = (await api.expect(CHAT, chat("Hi", seed=1))).json()
+        local = (await api.expect(CHAT, chat("Hi", seed=1, dry_multiplier=1.0))).json()
     assert isolated["choices"] == local["choices"]
     assert isolated["usage"]["completion_tokens"] == 20
     assert "llamacpp:tokens_predicted_total 20" in counts

@@ -17,6 +17,7 @@ from server.engine.request import PARAMETERS, RANDOM_SEED, SAMPLERS, SamplingPar
 from server.errors import InternalError, InvalidRequest, NotNumbers
 from server.llama.context.runner import LlamaRunner
 from server.llama.sampling import candidates as parallel_sampling
+from server.llama.sampling import sampler as sampler_module
 from server.llama.sampling.sampler import NativeSampler
 from tests.model.native_fixtures import (
     GREEDY,
@@ -74,6 +75,30 @@ def test_accepts_any_text_as_a_dry_sequence_breaker(prefilled: LlamaRunner) -> N
     for _ in range(2):  # the second one is a copy of the first
         sampler = prefilled.sampler(params, [1, 2, 3] * 20)
         assert 0 <= prefilled.sample(0, sampler) < prefilled.vocab.n_tokens
+
+
+def test_a_dry_sampler_is_built_once_before_its_sequences_begin(
+    runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = replace(UNTRUNCATED, dry_multiplier=1.0, dry_sequence_breakers=("once",))
+    runner.prepare_sampler(params)
+    monkeypatch.setattr(sampler_module.C, "llama_sampler_init_dry", None)
+    runner.prepare_sampler(params)
+    for _ in range(2):
+        runner.sampler(params, []).close()
+
+
+def test_rejects_dry_sequence_breakers_that_match_too_many_tokens(
+    runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_matches = sum(runner.vocab.piece(token).endswith(b"e") for token in range(runner.vocab.n_tokens))
+    params = replace(UNTRUNCATED, dry_multiplier=1.0, dry_sequence_breakers=("e\u2603", "e\u2603"))
+    monkeypatch.setattr(sampler_module, "_MAX_BREAKER_WORK", n_matches)
+    runner.prepare_sampler(params)  # the repeated one costs nothing
+    monkeypatch.setattr(sampler_module, "_MAX_BREAKER_WORK", n_matches - 1)
+    with pytest.raises(InvalidRequest, match="too many tokens") as caught:
+        runner.prepare_sampler(replace(params, dry_base=2.0))
+    assert caught.value.param == "dry_sequence_breakers"
 
 
 @pytest.mark.parametrize(
