@@ -81,13 +81,13 @@ class Echo(TokenLists):
     def _length(self, piece: bytes) -> int:
         """Return the number of bytes of the text that belong to the next token.
 
-        The text does not contain the BOS or the space that the vocabulary adds, or the frames of a video.
+        The text does not contain the BOS or the spaces that the vocabulary adds, or the frames of a video.
         """
-        is_sure = len(self.lists["tokens"]) >= _MAX_ADDED and not self._marker
-        if is_sure or self._encoded.startswith(piece, self._at):
-            return len(piece)
-        bare = piece.removeprefix(b" ")
-        return len(bare) if self._encoded.startswith(bare, self._at) else 0
+        for contained in (piece, piece.removeprefix(b" ")):
+            if self._encoded.startswith(contained, self._at):
+                return len(contained)
+        is_added = len(self.lists["tokens"]) < _MAX_ADDED or self._marker
+        return 0 if is_added else len(piece)
 
 
 def echo(vocab: Vocab, text: str, prompt: MediaPrompt, marker: str = "") -> Echo:

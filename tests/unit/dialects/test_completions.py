@@ -72,6 +72,12 @@ def test_echoed_media_have_empty_tokens_at_the_offset_of_their_marker() -> None:
     assert found["top_logprobs"][2:5] == [None] * 3
 
 
+def test_echoed_offsets_skip_the_space_that_a_vocabulary_adds_after_control_tokens() -> None:
+    echoed = Echo("a</s>b c", (b"<s>", b" a", b"</s>", b" b", b" c"))
+    echoed.score([token(piece, -1.0) for piece in echoed.pieces[1:]])
+    assert echoed.lists["text_offset"] == [0, 0, 1, 5, 6]
+
+
 def test_an_echoing_stream_buffers_choices_until_the_prompt_is_scored() -> None:
     echoed = Echo("abc", (b"a", b"b", b"c"))
     request = parse_completion({"prompt": "x", "n": 2, "logprobs": 1})
