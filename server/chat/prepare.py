@@ -26,6 +26,7 @@ from server.structured.grammar.text_tokens import Markers
 from server.structured.grammar.triggered import Rules, TriggeredConstraint, TriggeredTag
 from server.structured.lazy import compiled, preserved
 from server.structured.reasoning_end import UNLIMITED, ReasoningSwitch
+from server.structured.response_format import ResponseFormat
 
 _Triggers = tuple[tuple[TriggeredTag, ...], Markers | None]
 MAX_PREFILLED_CHARS = 1 << 16
@@ -40,6 +41,7 @@ class Output:
     constraint: Constraint | None
     shown: frozenset[int]  # control tokens that must appear as text for the parser
     parser: Callable[[], OutputParser]
+    response_format: ResponseFormat | None = None  # the one that applies; None also with tools
     switch: ReasoningSwitch | None = None  # lets another request end the reasoning
 
 
@@ -68,7 +70,8 @@ def decide(conversation: Conversation, prompt: Prompt, model: LoadedModel) -> Ou
     switch = ReasoningSwitch() if reasoning.switch else None
     reply = _Reply(conversation, prompt, model)
     constraint = reply.constraint(shown, separate_reasoning=reasoning_format != "none")
-    return Output(prompt, reply.limited(constraint, switch), shown, parser, switch)
+    response_format = None if functions else conversation.response_format
+    return Output(prompt, reply.limited(constraint, switch), shown, parser, response_format, switch)
 
 
 @dataclass(frozen=True, slots=True)

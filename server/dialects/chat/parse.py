@@ -194,8 +194,8 @@ class ChatRequest(ConversationRequest):
         # llama-server repeats the continued message in whole replies; in streams only with "echo".
         repeated = prefilled if options.echo or not options.stream else ""
         writer = ChatWriter(self, header, output.parser, repeated)
-        opening = output.prompt.generation_prompt
-        return verbose(Generation([request], writer, output.switch), options, context, opening)
+        generation, opening = Generation([request], writer, output.switch), output.prompt.generation_prompt
+        return verbose(generation, options, context, output.response_format, opening)
 
 
 def parse_chat(given: dict[str, Any]) -> ChatRequest:

@@ -44,11 +44,13 @@ class CompletionRequest(PromptRequest):
     def generation(self, context: Context) -> Generation:
         model, body = context.model, self.options
         header = Header(model.spec.id)
-        constraint = compiled(read_response_format(body) or model.spec.shape, body.lazy, model)
+        response_format = read_response_format(body) or model.spec.shape
+        constraint = compiled(response_format, body.lazy, model)
         tokens = self._fim_prompts(model) if body.suffix else self.tokens(context)
         requests = self.requests(context, header.id, tokens, constraint)
         echoes = [self._echo(*each, model) for each in zip(self.prompts, tokens, strict=True)]
-        return verbose(Generation(requests, CompletionWriter(self, header, echoes)), body, context)
+        writer = CompletionWriter(self, header, echoes)
+        return verbose(Generation(requests, writer), body, context, response_format)
 
     def _fim_prompts(self, model: LoadedModel) -> list[MediaPrompt]:
         """Return the infill tokens of each prompt and the ``suffix``. Raises `InvalidRequest`."""

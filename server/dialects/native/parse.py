@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import orjson
 from pydantic import Field
 
 from server.dialects.common import Json, random_id
@@ -17,7 +16,7 @@ from server.dialects.dialect import Context, Dialect, Generation
 from server.dialects.fields import Object, Prompt, field_error, parse
 from server.dialects.generation import MAX_PROBS, GenerationFields, Logprobs, Stops, reject_reasoning_fields
 from server.dialects.native.fim import Extra, extra_tokens, fim_tokens, fitting_extra, fitting_gap, require_fim
-from server.dialects.native.write import NativeWriter
+from server.dialects.native.write import NativeWriter, grammar_text
 from server.dialects.warnings import unused_fields
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
@@ -28,11 +27,10 @@ from server.pool.spec import ReasoningFormat
 from server.structured.constraint import Constraint
 from server.structured.lazy import compiled
 from server.structured.reasoning_end import UNLIMITED
-from server.structured.response_format import ANY_OBJECT
+from server.structured.response_format import ResponseFormat
 
 MAX_RESPONSE_FIELDS = 256
 MAX_PATH_CHARS = 256
-_LLGUIDANCE = "%llguidance {{}}\nstart: %json {}"
 
 Path = Annotated[str, Field(max_length=MAX_PATH_CHARS)]
 
@@ -75,11 +73,11 @@ class NativeRequest(PromptRequest):
         body, model = self.options, context.model
         # As in llama-server, a grammar has precedence over a schema, and response_format has no effect.
         fields = body.model_copy(update={"json_schema": None}) if body.grammar else body
-        response_format = read_response_format(fields, {})
-        constraint = compiled(response_format or model.spec.shape, body.lazy, model)
+        response_format = read_response_format(fields, {}) or model.spec.shape
+        constraint = compiled(response_format, body.lazy, model)
         constraint, prompts = _with_budget(constraint, body, model), self.tokens(context)
         requests = self.requests(context, f"cmpl-{random_id()}", prompts, constraint)
-        settings = _settings(body, model)
+        settings = _settings(body, response_format, model)
         _check_size(requests, settings)
         writer = NativeWriter(requests, model, body, body.response_fields or (), **settings)
         return Generation(requests, writer)
@@ -136,15 +134,9 @@ def _check_size(requests: Sequence[Request], settings: Json) -> None:
         )
 
 
-def _settings(body: NativeBody, model: LoadedModel) -> Json:
-    reasoning, grammar = body.reasoning_format or model.spec.chat.reasoning_format, body.grammar or ""
-    if body.json_schema is not None and not grammar:
-        # A schema is written for llguidance, as by a llama-server that is built with llguidance.
-        schema = ANY_OBJECT if body.json_schema == {} else body.json_schema
-        grammar = _LLGUIDANCE.format(orjson.dumps(schema).decode())
+def _settings(body: NativeBody, response_format: ResponseFormat | None, model: LoadedModel) -> Json:
     return {
-        "grammar": grammar,
-        "reasoning_format": "deepseek" if reasoning == "auto" else reasoning,
+        "grammar": grammar_text(response_format),
         "generation_prompt": body.generation_prompt or "",
         "grammar_lazy": bool(body.grammar_lazy),
         "grammar_triggers": body.triggers.shown(model.vocab),

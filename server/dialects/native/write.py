@@ -33,6 +33,9 @@ from server.engine.request import (
     Text,
 )
 from server.pool.model import LoadedModel
+from server.structured.response_format import ResponseFormat
+
+_LLGUIDANCE = "%llguidance {{}}\nstart: %json {}"
 
 
 def selected_fields(reply: Mapping[str, Any], paths: Sequence[str]) -> Json:
@@ -59,10 +62,21 @@ class _Choice:
     end: Finished | None = None
 
 
+def grammar_text(response_format: ResponseFormat | None) -> str:
+    """Return the text of a grammar. A schema is written for llguidance, as by a llama-server that is built with
+    llguidance; other formats are "".
+    """
+    if response_format is None or response_format.kind in ("regex", "choice"):
+        return ""
+    value = response_format.value
+    return _LLGUIDANCE.format(orjson.dumps(value).decode()) if response_format.kind == "schema" else str(value)
+
+
 class NativeWriter(Writer):
     """Writes a native reply: an object, or an array of objects if there are several choices.
 
-    `settings`: members of ``generation_settings`` in addition to the `fields` that all dialects share.
+    `settings`: members of ``generation_settings`` in addition to the `fields` that all dialects share, as
+    ``grammar=grammar_text(...)``. Their ``lora`` is the client's value.
     """
 
     def __init__(
@@ -74,9 +88,9 @@ class NativeWriter(Writer):
         **settings: object,
     ) -> None:
         self._requests, self._response_fields = requests, response_fields
-        # ``grammar`` is the source text, ``lora`` the client's value.
-        shown = {"stream": bool(fields.stream), "grammar": fields.grammar or "", **settings}
-        shown["spec_type"] = model.spec.engine.asked_spec_type
+        shown = {"stream": bool(fields.stream), "spec_type": model.spec.engine.asked_spec_type, **settings}
+        reasoning_format = getattr(fields, "reasoning_format", None) or model.spec.chat.reasoning_format
+        shown["reasoning_format"] = "deepseek" if reasoning_format == "auto" else reasoning_format
         self._settings = _settings(requests[0], shown, pairs(fields.lora))
         ignored = model.vocab.eog if requests[0].sampling.ignore_eos else ()
         self._settings["logit_bias"] += [{"bias": None, "token": token} for token in sorted(ignored)]
@@ -220,15 +234,21 @@ KEY = "__verbose"
 
 
 def verbose(
-    generation: Generation, fields: GenerationFields, context: Context, generation_prompt: str = ""
+    generation: Generation,
+    fields: GenerationFields,
+    context: Context,
+    response_format: ResponseFormat | None,
+    generation_prompt: str = "",
 ) -> Generation:
     """Return a generation whose reply is verbose if the request or, by default, the server enables it.
 
-    `generation_prompt`: the end of a chat prompt, which opens the assistant turn.
+    `response_format`: the one that applies. `generation_prompt`: the end of a chat prompt, which opens the assistant
+    turn.
     """
     if not (context.verbose if fields.verbose is None else fields.verbose):
         return generation
-    native = NativeWriter(generation.requests, context.model, fields, generation_prompt=generation_prompt)
+    settings = {"grammar": grammar_text(response_format), "generation_prompt": generation_prompt}
+    native = NativeWriter(generation.requests, context.model, fields, **settings)
     return replace(generation, writer=_VerboseWriter(generation.writer, native))
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from server.engine.lora import Adapter
-from tests.api.conftest import Api, Serve
+from tests.api.conftest import MODELS, Api, Serve
 from tests.api.streams import native_events, posting
 from tests.support.fakes import FakeLoader
 
@@ -242,6 +242,29 @@ async def test_verbose_stream_returns_the_verbose_object_once_at_the_end(
     (verbose,) = [event["__verbose"] for event in events if "__verbose" in event]
     assert (verbose["stop"], verbose["tokens_predicted"]) == (True, 4)
     assert "Hi" in verbose["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "shown"),
+    [
+        ({"grammar": 'root ::= "ab"'}, 'root ::= "ab"'),
+        ({"json_schema": {"type": "null"}}, '%llguidance {}\nstart: %json {"type":"null"}'),
+    ],
+)
+async def test_settings_show_the_models_default_grammar_and_reasoning_format(
+    serve: Serve, constraint: dict[str, Any], shown: str
+) -> None:
+    models = {"demo": {**MODELS["demo"], **constraint, "reasoning_format": "deepseek-legacy"}}
+    verbose = {"max_tokens": 9, "verbose": True}
+    async with serve(FakeLoader(n_ctx_seq=4096), models=models) as api:
+        for path, body in ((URL, {"prompt": "Hi"}), ("/v1/completions", {"prompt": "Hi"}), (CHAT, {**HI, "tools": []})):
+            reply = await api.expect(f"POST {path}", {**body, **verbose})
+            settings = reply.json().get("__verbose", reply.json())["generation_settings"]
+            assert (settings["grammar"], settings["reasoning_format"]) == (shown, "deepseek-legacy"), path
+        tool = {"type": "function", "function": {"name": "f"}}
+        reply = await api.expect(f"POST {CHAT}", {**HI, **verbose, "tools": [tool], "reasoning_format": "none"})
+        settings = reply.json()["__verbose"]["generation_settings"]
+        assert (settings["grammar"], settings["reasoning_format"]) == ("", "none")  # the grammar does not apply
 
 
 async def test_verbosity_option_is_the_default_of_the_verbose_field(serve: Serve) -> None:
