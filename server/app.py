@@ -385,7 +385,7 @@ def lifespan_of(
             await services.pool.start()
             prepare_first_reply()
             parts = {"has_keys": services.keys.required, "has_page": server.ui}
-            banner = show_banner(services.pool, addresses, services.draining, **parts)
+            banner = show_banner(services.pool, addresses, server.api_prefix, services.draining, **parts)
             of_pool.append(spawn(banner, "startup banner"))
             yield
         finally:

@@ -36,7 +36,7 @@ _WIDTH = 13
 
 
 async def show_banner(
-    pool: Pool, addresses: Sequence[str], draining: asyncio.Event, *, has_keys: bool, has_page: bool
+    pool: Pool, addresses: Sequence[str], prefix: str, draining: asyncio.Event, *, has_keys: bool, has_page: bool
 ) -> None:
     """Wait for the loads of the start, then log the banner, unless the server stops before."""
     with pool.subscribe() as events:
@@ -49,7 +49,7 @@ async def show_banner(
         return
     memory = await pool.memory()
     budget = pool.budget or pool.limits.budget.limits(memory)  # the latter before the first measurement
-    for line in banner_lines(pool.states(), memory, budget, addresses, has_keys=has_keys, has_page=has_page):
+    for line in banner_lines(pool.states(), memory, budget, addresses, prefix, has_keys=has_keys, has_page=has_page):
         logger.info("%s", line, extra={BARE: True})
 
 
@@ -58,11 +58,12 @@ def banner_lines(
     memory: Mapping[str, Memory],
     budget: Mapping[str, int],
     addresses: Sequence[str],
+    prefix: str,
     *,
     has_keys: bool,
     has_page: bool,
 ) -> list[str]:
-    """Return the lines of the banner. `has_page`: a web UI is at ``/``."""
+    """Return the lines of the banner. `addresses` end with the API's `prefix`. `has_page`: a web UI is at ``/``."""
     shown = sorted(states, key=lambda state: state.facts is None)[:_MOST_MODELS]
     lines = [f"Llamapool {__version__}{' at ' if addresses else ''}{', '.join(addresses)}"]
     for state in shown:
@@ -74,10 +75,10 @@ def banner_lines(
         text = f"{name}: {readable(now.free)} of {readable(now.total)} are free{models}"
         lines.append(_row("memory" if i == 0 else "", text))
     if addresses:
-        base = addresses[0].rpartition(".sock")[2] if _UNIX in addresses[0] else addresses[0]
+        base = prefix if _UNIX in addresses[0] else addresses[0]
         pages = [f"{base}/"] * has_page + [f"{base}/docs (the API)"]
         lines.append(_row("pages", ", ".join(pages)))
-        lines += [_row("try", text) for text in _curl(states, addresses[0], has_keys=has_keys)]
+        lines += [_row("try", text) for text in _curl(states, addresses[0], prefix, has_keys=has_keys)]
     return lines
 
 
@@ -99,7 +100,7 @@ def _about(state: ModelState) -> list[str]:
     return [described(facts), *parts, *(facts.fit.notes if facts.fit else ())]
 
 
-def _curl(states: Sequence[ModelState], address: str, *, has_keys: bool) -> list[str]:
+def _curl(states: Sequence[ModelState], address: str, prefix: str, *, has_keys: bool) -> list[str]:
     """Return a curl command for the first loaded (or loadable) model that generates, embeds or ranks; [] if all have
     failed."""
     working = sorted((state for state in states if not state.failed), key=lambda state: state.loaded is None)
@@ -112,8 +113,7 @@ def _curl(states: Sequence[ModelState], address: str, *, has_keys: bool) -> list
     socket = ""
     if _UNIX in address:
         scheme, _, place = address.partition(_UNIX)
-        file, suffix, prefix = place.rpartition(".sock")
-        socket, address = f" --unix-socket {file}{suffix}", f"{scheme}://localhost{prefix}"
+        socket, address = f" --unix-socket {place.removesuffix(prefix)}", f"{scheme}://localhost{prefix}"
     return [f"curl{socket} {address}/v1/{path}{key} -H 'Content-Type: application/json' -d '{{{name}{body}}}'"]
 
 

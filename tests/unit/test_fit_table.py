@@ -92,9 +92,11 @@ def facts(**info: Any) -> ModelFacts:
     return ModelFacts(ModelInfo(**info), template, 2048, 4, 0.0, footprint, fit)
 
 
-def banner(*states: ModelState, at: str = "http://a", keys: bool = False, page: bool = True) -> list[str]:
+def banner(
+    *states: ModelState, at: str = "http://a", prefix: str = "", keys: bool = False, page: bool = True
+) -> list[str]:
     memory, budget = (MEMORY, {"CUDA0": 5 * GIB}) if len(states) > 1 else ({}, {})
-    return banner_lines(states, memory, budget, [at] if at else [], has_keys=keys, has_page=page)
+    return banner_lines(states, memory, budget, [at] if at else [], prefix, has_keys=keys, has_page=page)
 
 
 def test_banner_shows_models_memory_urls_and_an_example_request() -> None:
@@ -119,9 +121,9 @@ async def test_banner_is_not_shown_while_the_server_stops() -> None:
     pool: Any = SimpleNamespace(starting=False, subscribe=nullcontext)
     draining = asyncio.Event()
     with pytest.raises(AttributeError, match="memory"):
-        await show_banner(pool, ["http://a"], draining, has_keys=False, has_page=True)
+        await show_banner(pool, ["http://a"], "", draining, has_keys=False, has_page=True)
     draining.set()
-    await show_banner(pool, ["http://a"], draining, has_keys=False, has_page=True)
+    await show_banner(pool, ["http://a"], "", draining, has_keys=False, has_page=True)
 
 
 def test_banner_handles_api_keys_unix_sockets_and_many_models() -> None:
@@ -129,11 +131,13 @@ def test_banner_handles_api_keys_unix_sockets_and_many_models() -> None:
     assert "  pages         /docs (the API)" in lines
     assert "curl --unix-socket /run/pool.sock http://localhost/v1/" in lines[-1]
     assert '-H "Authorization: Bearer $KEY"' in lines[-1]
-    lines = banner(state("late", Status.UNLOADED), at="https+unix:///run/pool.sock/llm", page=False)
-    assert "  pages         /llm/docs (the API)" in lines
-    assert "curl --unix-socket /run/pool.sock https://localhost/llm/v1/" in lines[-1]
+    for prefix in ("/llm", "/x.sock"):
+        late = state("late", Status.UNLOADED)
+        lines = banner(late, at=f"https+unix:///run/a.sock/b.sock{prefix}", prefix=prefix, page=False)
+        assert f"  pages         {prefix}/docs (the API)" in lines
+        assert f"curl --unix-socket /run/a.sock/b.sock https://localhost{prefix}/v1/" in lines[-1]
     many = banner_lines(
-        [state(f"m{i}", Status.UNLOADED) for i in range(100)], {}, {}, [], has_keys=False, has_page=True
+        [state(f"m{i}", Status.UNLOADED) for i in range(100)], {}, {}, [], "", has_keys=False, has_page=True
     )
     assert many[-1].endswith("and 88 more, loaded at their first request")
     assert len(many) == 14
