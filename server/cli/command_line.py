@@ -33,6 +33,7 @@ from server.uvicorn_config import AdminServer, check_certificate
 
 if TYPE_CHECKING:
     from server.model_pool import ModelPool
+    from server.telemetry.kv_events import KvEvents
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,11 @@ def serve(arguments: list[str]) -> int:
 
 async def _serve(settings: Settings, listeners: Sequence[Listener], arguments: list[str]) -> bool:
     """Load models while the application is imported, then serve until a signal. Return whether it served."""
+    events = None
+    if settings.server.kv_events:  # an address that is in use ends the start before models are loaded
+        from server.app import kv_events_of
+
+        events = kv_events_of(settings.server)
     from server.model_pool import open_pool  # imports the native library, which few commands need
 
     reread = partial(load_settings, arguments)
@@ -102,7 +108,7 @@ async def _serve(settings: Settings, listeners: Sequence[Listener], arguments: l
     await models.pool.start()
     addresses = [listener.url for listener in listeners]
     try:
-        server = await asyncio.to_thread(_create_server, settings, addresses, reread, models)
+        server = await asyncio.to_thread(_create_server, settings, addresses, reread, models, events)
         await server.serve_until_signal([listener.socket for listener in listeners])
     finally:  # also if the application could not be created or started
         await models.pool.close(0.0)
@@ -111,12 +117,16 @@ async def _serve(settings: Settings, listeners: Sequence[Listener], arguments: l
 
 
 def _create_server(
-    settings: Settings, addresses: list[str], reread: Callable[[], Settings], models: "ModelPool"
+    settings: Settings,
+    addresses: list[str],
+    reread: Callable[[], Settings],
+    models: "ModelPool",
+    events: "KvEvents | None",
 ) -> AdminServer:
     with _permanent_objects():
         from server.app import create_app  # the HTTP application, which only `serve` needs
 
-        app = create_app(settings, addresses=addresses, reread=reread, models=models)
+        app = create_app(settings, addresses=addresses, reread=reread, models=models, events=events)
         config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False)
         config.load()
     return AdminServer(config, addresses)

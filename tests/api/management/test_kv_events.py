@@ -4,6 +4,7 @@ import asyncio
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -12,6 +13,7 @@ import zmq
 import zmq.asyncio
 
 from server.app import create_app
+from server.cli.command_line import main
 from server.engine.cache.prefix_cache import BLOCK
 from server.errors import ConfigError
 from server.telemetry.kv_events import KvEvents
@@ -150,3 +152,15 @@ def test_unusable_address_is_a_config_error() -> None:
         for server in (EVENTS | {"kv_events_replay": used}, EVENTS | {"kv_events": "tpc://*:5557"}):
             with pytest.raises(ConfigError, match=r"server\.kv_events: .*(in use|not supported)"):
                 create_app(make_settings(server=server), loader=FakeLoader())
+
+
+def test_unusable_address_ends_the_start_before_models_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("server.logs.configure", lambda _: None)
+    monkeypatch.setattr("server.model_pool.open_pool", None)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        events = ["--kv-events", EVENTS["kv_events"], "--kv-events-replay", f"tcp://127.0.0.1:{other.getsockname()[1]}"]
+        assert main(["serve", "-m", str(tmp_path / "m.gguf"), "--port", "0", *events]) == 2
+    assert "in use" in capsys.readouterr().err
