@@ -19,8 +19,8 @@ import llguidance
 from server.errors import InvalidRequest
 from server.structured.grammar.limits import MAX_SCHEMA_DEPTH, MAX_SCHEMA_NODES
 from server.structured.grammar.schema.document import Document
-from server.structured.grammar.schema.keywords import definitions_of, subschemas, with_subschemas
-from server.structured.grammar.schema.language import none_of, readable
+from server.structured.grammar.schema.keywords import definitions_of, subschemas, values_in, with_subschemas
+from server.structured.grammar.schema.language import CONTROL, none_of, readable
 from server.structured.grammar.schema.rewriting import Rewriter, overlapping
 
 _GENERATED_PATH = re.compile(r"(?: while processing|:) json-schema:///#(?:/\$defs/\d+)?")
@@ -37,7 +37,6 @@ _OPTIONS = {
 }
 _BOUNDS = frozenset(["minLength", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"])
 _SHORT_ESCAPES = 'nrbtf\\"'
-_CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]|\x7f")  # without a short escape, and not an escape in a pattern
 
 
 def normalized_schema(schema: object, field: str) -> tuple[str, tuple[dict[str, Any], str] | None, str]:
@@ -104,7 +103,11 @@ def _has_control(rewritten: dict[str, Any]) -> bool:
 
     Otherwise these escapes are not allowed, because a listed name could be written as an unlisted one.
     """
-    return bool(_CONTROL.search(json.dumps(rewritten, ensure_ascii=False)))
+    for value in values_in(rewritten):
+        texts = value if isinstance(value, dict) else [value]  # the names in an object
+        if any(isinstance(text, str) and re.search(CONTROL, text) for text in texts):
+            return True
+    return False
 
 
 def _closed_document(document: dict[str, Any]) -> dict[str, Any]:

@@ -15,9 +15,9 @@ _END = ""  # a key of the tree: a word ends here
 _UNUSED_CHAR = r"\x01"  # a character that does not occur in texts
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = rf"\\(?:x(?P<x>{_HEX}{{2}})|u(?P<u>{_HEX}{{4}})|[xu]\{{(?P<long>{_HEX}+)\}}|.)"
-_CONTROL = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"  # characters without a short escape in JSON
-_ESCAPE_OR_CONTROL = re.compile(rf"{_ESCAPE}|{_CONTROL}", re.DOTALL)
-_ONLY_CONTROLS = re.compile(rf"(?:{_CONTROL}-?)+")
+CONTROL = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"  # characters without a short escape in JSON
+_ESCAPE_OR_CONTROL = re.compile(rf"{_ESCAPE}|{CONTROL}", re.DOTALL)
+_ONLY_CONTROLS = re.compile(rf"(?:{CONTROL}-?)+")
 _CLASS = re.compile(rf"{_ESCAPE}|\[(?P<inside>(?:\\.|[^\]\\])+)\]", re.DOTALL)
 _OPERATOR = re.compile(r"(?<!\\)(?:\\\\)*\[|&&|--|~~")
 _OPERATORS = frozenset("[&-~")
@@ -169,7 +169,7 @@ def _readable(found: re.Match[str]) -> str:
 def _literal(found: re.Match[str]) -> str:
     code = found["x"] or found["u"] or found["long"] or ("b" if found[0] == r"\v" else "")
     char = chr(int(code, 16)) if code and int(code, 16) < 128 else ""
-    return char if re.fullmatch(_CONTROL, char) else found[0]
+    return char if re.fullmatch(CONTROL, char) else found[0]
 
 
 def _escaped(found: re.Match[str]) -> str:
