@@ -22,7 +22,7 @@ from server.engine.request import Request, SamplingParams
 from server.engine.runner_api import BatchEntry
 from server.engine.sequence import Sequence as Decoding
 from server.engine.speculate.speculation import Speculation
-from server.errors import ModelFailed
+from server.errors import InternalError, ModelFailed
 from server.llama.context.draft_runner import READ, LlamaMtpHeads
 from server.llama.context.runner import LlamaRunner
 from server.llama.loader import LlamaLoader
@@ -204,8 +204,10 @@ HYBRID_HEADS = TinyModel(arch="qwen35", n_nextn=1, depth=0.01)  # its memory can
 MTP: dict[str, Any] = {"spec_type": "draft-mtp", "spec_draft_max": 4}
 
 
-def load_heads(folder: Path, model: TinyModel = HEADS, *, unified: bool = False, n_slots: int = 3) -> LlamaWeights:
-    native = replace(NATIVE, kv_unified=unified, mtp=True, n_parallel=n_slots)
+def load_heads(
+    folder: Path, model: TinyModel = HEADS, *, unified: bool = False, n_slots: int = 3, **native_params: Any
+) -> LlamaWeights:
+    native = replace(NATIVE, kv_unified=unified, mtp=True, n_parallel=n_slots, **native_params)
     return load(gguf_file(folder, model), native, check_integrity=True, **MTP)
 
 
@@ -272,6 +274,27 @@ def test_mtp_heads_follow_copies_and_truncations_of_a_sequence(runner: LlamaRunn
     runner.seq_remove(1, n - 4)
     assert heads.ready(1, n - 4)
     assert draft(runner, 1, n - 4, 78) == shorter
+
+
+def test_a_wipe_zeroes_the_cells_of_mtp_heads(gguf_folder: Path) -> None:
+    """The heads store the model's hidden states, also ones that are not numbers, which later sums may include."""
+    with (
+        closing(load_heads(gguf_folder, flash_attn="off")) as weights,
+        closing(weights.runner()) as runner,
+    ):
+        prefill(runner, 0, [*range(60, 80)])
+        expected = draft(runner, 0, 20, 77)
+        runner.seq_remove(0, 0)
+        prefill(runner, 0, [*range(60, 90)])
+        states = heads_of(runner)._sequences[0].states  # private: no small model computes such states
+        assert states is not None
+        states[:] = np.nan
+        with pytest.raises(InternalError, match="not numbers"):
+            draft(runner, 0, 30, 77)
+        runner.seq_remove(0, 0)
+        runner.wipe()
+        prefill(runner, 0, [*range(60, 80)])
+        assert draft(runner, 0, 20, 77) == expected
 
 
 def next_logits(

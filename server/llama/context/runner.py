@@ -216,7 +216,9 @@ class LlamaRunner(NativeSequences):
         return self._adapters.all
 
     def wipe(self) -> None:
-        C.llama_memory_clear(C.llama_get_memory(self._open()), True)
+        for each in (self, self.heads):  # heads store the model's hidden states; a draft model computes its own
+            if each is not None:
+                C.llama_memory_clear(C.llama_get_memory(each._open()), True)
 
     def close(self) -> None:
         if self._context is None:
