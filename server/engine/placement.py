@@ -24,7 +24,7 @@ slots 0 to 3. So sequences get adjacent slots (`Placer.relocation`), and the run
 (`server.llama.context.batch`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -94,12 +94,13 @@ class Placement:
         """Prompt tokens that need no prefill."""
         return self.n_reuse + sum(map(len, self.shifted))
 
-    @property
-    def n_in_cells(self) -> int:
-        """Cached tokens that need no additional cells, because a running sequence holds them. Cells of idle slots count
-        as free.
+    def n_in_cells(self, held: Mapping[Slot, int]) -> int:
+        """Return the cached tokens that need no additional cells, because a running sequence holds them. Other cells of
+        idle slots count as free. `held`: see `KvBudget.held`.
         """
-        return self.n_cached if isinstance(self.source, Slot) and not self.source.idle else 0
+        if not isinstance(self.source, Slot):
+            return 0
+        return min(self.n_reuse, held.get(self.source, 0)) if self.source.idle else self.n_cached
 
 
 def neighbours(ids: Iterable[int]) -> list[list[int]]:

@@ -213,7 +213,7 @@ class Scheduler:
             placement = self.placer.find(sequence, now)
             if placement is None:
                 continue
-            if budget.fits(sequence, placement.n_in_cells):
+            if budget.fits(sequence, placement.n_in_cells(budget.held)):
                 for one in blocked:
                     one.n_bypasses += 1
                 self.waiting.place(sequence)

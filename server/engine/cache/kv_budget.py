@@ -39,6 +39,7 @@ class KvBudget:
         self._needed: dict[Sequence, int] = {}  # cells for each sequence that was checked since the last change
         self.max_batch = info.n_batch  # tokens of the next batch
         self.changes = 0  # number of changes of slot holders
+        self.held: dict[Slot, int] = {}  # idle slots whose first tokens are in cells that sequences share, and how many
         self.free = inf  # free cells; infinite with separate KV and while all slots are idle
 
     def measure(self) -> None:
@@ -47,7 +48,9 @@ class KvBudget:
         if not active:
             self._victims = []
         if self._info.unified:
-            self.free = self._info.n_cells - self._n_lost - sum(map(_n_cells, active)) if active else inf
+            self.held = _held_of_idle([sequence.held for sequence in active])
+            n_held = sum(max(n - slot.n_shared, 0) for slot, n in self.held.items())
+            self.free = self._info.n_cells - self._n_lost - n_held - sum(map(_n_cells, active)) if active else inf
 
     def fits(self, sequence: Sequence, n_in_cells: int) -> bool:
         """Return whether enough cells are free for `sequence`, whose first `n_in_cells` tokens are in cells already."""
@@ -107,3 +110,17 @@ def _n_cells(sequence: Sequence) -> int:
     """Return the cells that `sequence` holds or will need, without those it shares."""
     slot = sequence.held
     return max(len(sequence.target), len(slot.tokens)) - slot.n_shared + REPLY_CELLS
+
+
+def _held_of_idle(active: list[Slot]) -> dict[Slot, int]:
+    """Return the idle slots that share cells with `active` ones, and the number of their first tokens in such cells.
+
+    Their eviction does not free these cells.
+    """
+    held: dict[Slot, int] = {}
+    for slot in active:
+        n, source = slot.n_shared, slot.shares_with
+        while n and source is not None and source.idle:
+            held[source] = max(n, held.get(source, 0))
+            n, source = min(n, source.n_shared), source.shares_with
+    return held

@@ -82,7 +82,7 @@ def test_a_dry_sampler_is_built_once_before_its_sequences_begin(
 ) -> None:
     params = replace(UNTRUNCATED, dry_multiplier=1.0, dry_sequence_breakers=("once",))
     runner.prepare_sampler(params)
-    monkeypatch.setattr(sampler_module.C, "llama_sampler_init_dry", None)
+    monkeypatch.setattr("server.llama.sampling.sampler.C.llama_sampler_init_dry", None)
     runner.prepare_sampler(params)
     for _ in range(2):
         runner.sampler(params, []).close()

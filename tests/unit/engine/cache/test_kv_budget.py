@@ -50,6 +50,26 @@ def test_request_fits_exactly_into_the_free_cells() -> None:
     assert not budget.surely_lacks_cells(large)
 
 
+def test_cells_shared_with_an_idle_slot_are_not_free() -> None:
+    """Evicting it would not free them. Each is counted once, also where several sequences share it."""
+    budget, slots = cells_budget()
+    base = budget.free
+    slots[1].tokens = [1] * 200
+    slots[0].shares_with = slots[1]
+    budget.measure()
+    assert budget.free == base - 20
+    holding(slots[2], 90, 90, n_shared=90)
+    slots[2].shares_with = slots[1]
+    budget.measure()
+    assert budget.free == base - 90 - REPLY_CELLS
+    slots[2].shares_with = slots[0]  # a copy of a sequence, whose first 20 tokens are the idle slot's
+    budget.measure()
+    assert budget.free == base - 20 - REPLY_CELLS
+    holding(slots[1], 200, 200)  # running, so it counts itself
+    budget.measure()
+    assert budget.free == base - 200 - 2 * REPLY_CELLS
+
+
 def test_resumed_sequence_needs_the_cells_of_its_state() -> None:
     budget, _ = cells_budget()
     resumed = sequence([1] * 10)
@@ -127,6 +147,17 @@ def test_cells_of_an_idle_slot_are_not_free_for_the_prompt_that_continues_it(n_o
     finish(s, prefilling, 1.0)
     placement = place(s)
     assert (placement.source, placement.n_reuse) == (s.slots[2], 1000)
+
+
+def test_a_prompt_needs_no_more_cells_for_a_prefix_that_a_sequence_shares_with_an_idle_slot() -> None:
+    s = scheduler(3, unified=True, n_cells=2000)
+    running = placed(s, [2] * 1010)
+    idle = next(slot for slot in s.slots if slot.idle)
+    idle.tokens = [2] * 1000 + [4] * 10
+    running.held.tokens, running.held.n_shared, running.held.shares_with = [2] * 1010, 1000, idle
+    waiting(s, [*[2] * 1000, *[4] * 10, *[3] * 800])
+    placement = place(s)
+    assert (placement.source, placement.n_reuse) == (idle, 1010)
 
 
 def preempt(s: Scheduler, sequence: Sequence) -> None:
