@@ -121,7 +121,7 @@ class Session:
             with contextlib.nullcontext() if on_event_loop else model.engine.preparing():
                 result = self._timed(work, context) if on_event_loop else await self._in_thread(lambda: work(context))
                 for sampling in {r.sampling for r in result.requests if r.sampling.uses_dry}:
-                    await self._in_thread(partial(model.engine.prepare_sampler, sampling))
+                    await self._in_thread(partial(model.engine.prepare_sampler, sampling), is_long=True)
                 if self._names_adapter and any(request.adapters is None for request in result.requests):
                     raise NotFound(f"the LoRA adapter '{short(name or '')}' was unloaded meanwhile")
                 _check_number(result.requests, model)
@@ -314,11 +314,13 @@ class Session:
         finally:
             self._usage.prepare_s += time.perf_counter() - started_at
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T], *, is_long: bool = False) -> T:
         """Run `work` in a thread. If its grammar is not compiled yet, repeat it in a thread that may compile it."""
         started_at = time.perf_counter()
         try:
-            return await self._run(self.services.prepare_long if self._is_long else self.services.prepare, work)
+            return await self._run(
+                self.services.prepare_long if is_long or self._is_long else self.services.prepare, work
+            )
         except CompileLater:
             compiling, attempt = self.services.compiling, Attempt()
             async with compiling.turn(self._client("")):

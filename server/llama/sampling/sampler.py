@@ -244,7 +244,9 @@ class SamplerFactory:
         for raw in breakers:
             n += sum(pieces.count(raw[:size] + b"\0") for size in range(1, len(raw))) + pieces.count(raw) // 4
             if n > _MAX_BREAKER_WORK:
-                reason = "they match too many tokens of the vocabulary: use fewer, or ones with rarer first letters"
+                reason = (
+                    "dry_sequence_breakers match too many tokens of the vocabulary; use fewer, or rarer first letters"
+                )
                 raise InvalidRequest(reason, "dry_sequence_breakers")
 
 

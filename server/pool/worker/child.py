@@ -222,8 +222,8 @@ class Worker(Connection):
 
     # ---- requests
 
-    def _receive(self, number: int, body: bytes, is_slow: bool) -> None:
-        """Submit a request. A slow one is decoded in a thread, which compiles its grammar and prepares its sampler."""
+    def _receive(self, number: int, body: bytes, has_grammar: bool, uses_dry: bool) -> None:
+        """Submit a request. One with a grammar or a DRY sampler is decoded in a thread, which prepares these."""
         self.requests[number] = None
         decode = Decoder([body], self._local_object).load
 
@@ -232,8 +232,8 @@ class Worker(Connection):
             self._generator.prepare_sampler(request.sampling)
             return request
 
-        if is_slow:
-            decoding = self._loop.run_in_executor(self._grammars, prepared)
+        if has_grammar or uses_dry:
+            decoding = self._loop.run_in_executor(self._grammars if has_grammar else self._threads, prepared)
             decoding.add_done_callback(lambda done: self._submit(number, done.result))
         else:
             self._submit(number, decode)

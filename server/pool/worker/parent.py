@@ -144,8 +144,8 @@ class WorkerProcess(Connection):
         """Send a request as bytes, because the worker decodes it in a thread if it has a grammar or a DRY sampler."""
         if isinstance(request.constraint, ReasoningEnd):
             request.constraint.switch.on_end = partial(self.notify, "end_reasoning", number)
-        is_slow = request.constraint is not None or request.sampling.uses_dry
-        self.notify("submit", number, self._new_encoder().pickled(request), is_slow)
+        kinds = request.constraint is not None, request.sampling.uses_dry
+        self.notify("submit", number, self._new_encoder().pickled(request), *kinds)
 
     def _new_encoder(self) -> Encoder:
         vocab = None if self._vocabulary is None else self._vocabulary.vocab

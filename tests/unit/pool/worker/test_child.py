@@ -38,7 +38,7 @@ class WorkerHarness:
         """Submit a request whose grammar must be compiled first."""
         request = Request(f"r{number}", [1] * n_prompt, max_tokens=10_000, constraint=reasoning_constraint())
         body = Encoder(VOCAB, HandleTable[Bitmap]().add).pickled(request)
-        self.call("submit", number, body, True)
+        self.call("submit", number, body, True, False)
 
     async def until_submitted(self, number: int) -> None:
         while self.worker.requests[number] is None:  # noqa: ASYNC110 - no event
@@ -129,6 +129,6 @@ async def test_refused_request_is_dropped(monkeypatch: pytest.MonkeyPatch, can_d
 async def test_request_that_exceeds_its_timeout_during_a_step_is_dropped() -> None:
     async with running_worker() as harness:
         body = Encoder(VOCAB).pickled(Request("r7", [1] * 3, request_timeout_s=1e-6))
-        harness.call("submit", 7, body, False)
+        harness.call("submit", 7, body, False, False)
         await harness.until_empty()
         assert not harness.failures
