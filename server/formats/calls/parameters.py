@@ -22,7 +22,8 @@ _CUT_TAG = re.compile("<[^<>]{0,32}$")
 _SCALAR = re.compile(r"[\w.+-]*", re.ASCII)
 _IN_STRING = re.compile(r'\s*(?=[\[{"])(?:[\s\w{}\[\]:,.+-]|"(?:[^"\\\x00-\x1f]|\\.)*+")*+"(?:[^"\\\x00-\x1f]|\\.)*+')
 """JSON from the start of a list, an object or a string that ends inside a string."""
-_STRING_OR_SPACE = re.compile(r"""'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)|\s+""", re.DOTALL)
+_TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)|\s+|\b(?:True|False|None)\b""", re.DOTALL)
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _TYPE = re.compile(r'\s*(?:(?:string|type)="|<\S*arg_type>\s*)(\w+)')
 """A parameter's attribute with its type: ``string``, ``str``, ``true`` (for a string) or another one."""
 
@@ -208,16 +209,15 @@ def typed_value(turn: StreamParser, types: frozenset[str], ends: tuple[str, ...]
 
 def as_json(text: str, types: frozenset[str]) -> str:
     """Return `text` unchanged if it is JSON of one of these types, else as a JSON string."""
-    stripped = text.strip()
-    for read in (str, _from_python):
+    stripped, may_be_text = text.strip(), "string" in types
+    for read in (str, _from_literal) if may_be_text else (str, _from_literal, _from_python):
         candidate = read(stripped)
         kind = _kind(candidate)
-        if kind in types or (kind == "integer" and "number" in types):
-            if kind != "string" and ("string" not in types or _tokens(stripped) == _tokens(candidate)):
-                return candidate
-        elif kind and "string" not in types:
+        if kind != "string" and (kind in types or (kind == "integer" and "number" in types)):
             return candidate
-    if stripped.lower() in ("true", "false") and "boolean" in types and "string" not in types:
+        if kind and not may_be_text:
+            return candidate
+    if stripped.lower() in ("true", "false") and "boolean" in types and not may_be_text:
         return stripped.lower()
     return f'"{escaped(text)}"'
 
@@ -237,10 +237,31 @@ def _truncated_value(text: str, types: frozenset[str]) -> str:
     return text if _SCALAR.fullmatch(text) else ""
 
 
+def _from_literal(text: str) -> str:
+    """Return a Python literal such as ``{'a': True}`` as JSON, because some templates render values as Python does.
+
+    Other text becomes invalid JSON.
+    """
+    return _TOKEN.sub(_json_token, text) if text[:1] in ("{", "[") else _CONSTANTS.get(text, "")
+
+
+def _json_token(found: re.Match[str]) -> str:
+    """Return a string, white space or a constant of a Python literal as JSON."""
+    token = found[0]
+    if token[0] not in "'\"":
+        return _CONSTANTS.get(token, " ")
+    if "\\" in token:
+        return _parsed(token) or token
+    return f'"{escaped(token[1:-1])}"' if token[0] == token[1:][-1:] else token
+
+
 def _from_python(text: str) -> str:
-    """Return a Python literal such as ``{'a': True}`` as JSON, because some templates render values as Python does."""
-    if text[:1] not in ("{", "[", "("):
-        return {"True": "true", "False": "false", "None": "null"}.get(text, "")
+    """Return text in brackets as JSON. What is no Python literal in it becomes strings."""
+    return _parsed(text) if text[:1] in ("{", "[", "(") else ""
+
+
+def _parsed(text: str) -> str:
+    """Return what `python_calls` reads as JSON; "" if that is not the whole text."""
     parts: list[str] = []
     reader = Reader(text)
     try:
@@ -248,12 +269,6 @@ def _from_python(text: str) -> str:
     except EndOfText:
         return ""
     return "" if reader.text else "".join(parts)
-
-
-def _tokens(text: str) -> str:
-    """Return a JSON or Python literal with ``""`` for each string, without white space, and with JSON's constants."""
-    shown = _STRING_OR_SPACE.sub(lambda found: "" if found[0].isspace() else '""', text)
-    return shown.replace("True", "true").replace("False", "false").replace("None", "null")
 
 
 def _kind(text: str) -> str:

@@ -22,6 +22,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "\n": ""}
 _N_DIGITS = {"x": 2, "u": 4, "U": 8}
+_OPENINGS = re.compile(r"[\[({]*")
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
@@ -92,7 +93,7 @@ def value(reader: Reader, emit: Emit, *, begun: str = "", depth: int = 0, quote:
         if not reader.text:  # truncated within the value
             raise EndOfText
         if not text and depth >= MAX_DEPTH:
-            text = reader.consume(1)
+            text = yield from reader.match(_OPENINGS, limit=None)
         known = _WORDS.get(text) or (text if _NUMBER.fullmatch(text) else "")
         emit(known or f'"{escaped(text)}"')
 

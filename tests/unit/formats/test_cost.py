@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from server.formats.parameter_schema import types_of
+from server.formats.calls.parameters import as_json
+from server.formats.parameter_schema import ANY, types_of
 from server.formats.parsing.reader import MAX_WORD, Reader
 from tests.unit.formats.parsing import forced_calls, make_parser, parse_text
 from tests.unit.formats.recorded import RECORDED, Recorded, tool
@@ -60,6 +61,14 @@ def test_arguments_in_one_chunk_are_parsed_in_linear_time(
         for n in (1000, 4000)
     )
     assert long < 4.6 * short
+
+
+@pytest.mark.parametrize("text", ["[" * 4000, "[))" * 2000, "[" + "[], 'a', " * 1000 + "{'b': True}]"])
+def test_untyped_argument_in_brackets_is_not_read_bracket_by_bracket(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Reader, "consume")
+    assert as_json(text, ANY)[0] == ("[" if text.endswith("]") else '"')
 
 
 class CountingSchema(dict[str, Any]):
