@@ -31,6 +31,7 @@ from server.formats.parsing.stream_parser import Schema
 from server.formats.tool_call_syntax import Arguments, Braces, Elements, JsonArguments, Keywords, Parameters
 from server.formats.written import braced
 from server.structured.grammar.schema.formats import FORMATS
+from server.structured.grammar.schema.keywords import APART
 from server.structured.text_grammar import TextGrammar
 
 INPUT = "input"
@@ -46,6 +47,12 @@ _REMARKS = frozenset(  # omitted, so that equal rules are shared
     ("title", "description", "default", "example", "examples", "deprecated", "readOnly", "$comment", "$schema")
 )
 _LIMITS = frozenset(("enum", "const", "maxLength", "pattern", "not", "if", "allOf", "anyOf", "oneOf", "$ref"))
+_LIMITS_OF_ONE_TYPE = frozenset(
+    [
+        *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+        *("multipleOf", "items", "minItems", "maxItems", "required", "additionalProperties"),
+    ]
+)
 _PLAIN_OBJECT = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _NULL = frozenset(("null",))
 _AS_TEXT = {
@@ -373,6 +380,8 @@ class _Nested:
         if choices := _choices(schema, self._text):
             return self._one_of(self.value(part, end) for part in choices)
         kinds = self.kinds(schema)
+        if not kinds and not _LIMITS_OF_ONE_TYPE.isdisjoint(schema):
+            kinds = [*APART] if isinstance(self._notation, Braces) else ["string"]
         return self._one_of(self._kind(kind, schema, end) for kind in kinds) if kinds else self._anything(end)
 
     def kinds(self, schema: Schema) -> list[str]:

@@ -39,7 +39,7 @@ generated, in any split of the text. Text that turns out not to be a call stays 
   without `oneOf`, `allOf`, `not`, `if`, `uniqueItems` and similar keywords. A schema that cannot be enforced is a 400
   that names the keyword; with auto only the function's name is enforced then, unless it is `strict`. With *each*,
   `oneOf` of a text counts as `anyOf`; limits of a text with several types or an `enum` that cannot be enforced are
-  ignored; and if the types are the schema's, the other types of such a text are enforced without their limits.
+  ignored. If the types are the schema's, also with MiniMax M3, the other types of such a text have no limits.
   Arguments may have any order, each once. Members keep the schema's order inside JSON arguments, and in objects with
   `anyOf` and similar keywords or with more than 64 members.
 - **Framed**: an answer has markup before it. A schema or grammar applies after that markup, and

@@ -206,6 +206,7 @@ UNIT = {"anyOf": [{"type": "string", "enum": ["C", "F"]}, {"type": "null"}], "de
         ({"type": "string", "pattern": r"^\w[\w-]\D\d\\$"}, "a-٣3\\", "a-b٣\\"),
         ({"type": "string", "pattern": r"^\W[\D]\$$"}, "é٣$", "a٣$"),
         ({"type": "string", "pattern": "^[^:[&&,--]+$"}, "ab", "a-b"),
+        ({"type": "string", "pattern": "^(x.|[]a])$"}, "x]", "x\u2028"),
         ({"$ref": "#/$defs/unit", "title": "Unit"}, "F", "f"),
         ({"anyOf": [DATE, {"type": "string", "maxLength": 3}]}, "now", "never"),
         (
@@ -268,6 +269,36 @@ def test_limits_of_a_text_that_may_also_be_a_scalar_are_enforced(
     ],
 )
 def test_values_of_several_types_are_enforced(
+    name: str, schema: Any, valid: list[object], invalid: list[object]
+) -> None:
+    assert_values(name, schema, valid, invalid)
+
+
+@pytest.mark.parametrize("name", [*BRACES, "minimax-m3"])
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"minLength": 2, "maxLength": 3}, ["ab", 5], ["a", "abcd"]),
+        ({"pattern": "^a"}, ["ab", None, 5], ["b"]),
+        ({"format": "date"}, ["2024-02-29"], ["now"]),
+    ],
+)
+def test_limits_of_a_text_without_a_type_are_enforced_in_nested_notations(
+    name: str, schema: Any, valid: list[object], invalid: list[object]
+) -> None:
+    assert_values(name, schema, valid, invalid)
+
+
+@pytest.mark.parametrize("name", BRACES)
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"minimum": 3}, [3, 3.5, "a", [1], {"a": 2}], [2]),
+        ({"items": {"maximum": 3}, "maxItems": 1}, [[2], "a", 5], [[5], [1, 2]]),
+        ({"required": ["a"]}, [{"a": 1}, 3], [{"b": 1}, {}]),
+    ],
+)
+def test_limits_of_other_values_without_a_type_are_enforced_in_braces(
     name: str, schema: Any, valid: list[object], invalid: list[object]
 ) -> None:
     assert_values(name, schema, valid, invalid)
