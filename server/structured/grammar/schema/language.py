@@ -3,7 +3,7 @@ parses correctly.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 MAX_WORD = 100  # characters: each adds a level of groups to the expression
@@ -11,6 +11,7 @@ MAX_CHARS = 10_000  # of a pattern whose look-aheads are rewritten
 MAX_LOOK_AHEADS = 16  # of one pattern; each alternative of a negative one counts
 ANYTHING = "(?s:.*)"
 SOMETHING = "(?s:.+)"
+NOTHING = r"[^\s\S]"
 _END = ""  # a key of the tree: a word ends here
 _UNUSED_CHAR = r"\x01"  # a character that does not occur in texts
 _HEX = "[0-9a-fA-F]"
@@ -18,7 +19,8 @@ _ESCAPE = rf"\\(?:x(?P<x>{_HEX}{{2}})|u(?P<u>{_HEX}{{4}})|[xu]\{{(?P<long>{_HEX}
 CONTROL = r"[\x00-\x07\x0b\x0e-\x1f\x7f]"  # characters without a short escape in JSON
 _ESCAPE_OR_CONTROL = re.compile(rf"{_ESCAPE}|{CONTROL}", re.DOTALL)
 _ONLY_CONTROLS = re.compile(rf"(?:{CONTROL}-?)+")
-_CLASS = re.compile(rf"{_ESCAPE}|\[(?P<inside>(?:\\.|[^\]\\])+)\]", re.DOTALL)
+_CLASS = re.compile(rf"{_ESCAPE}|\[(?P<inside>(?:\\.|[^\]\\])*)\]", re.DOTALL)
+_AS_RUST = {"[]": NOTHING, "[^]": rf"[^{_UNUSED_CHAR}]"}  # what Rust reads like these classes of ECMA 262
 _OPERATOR = re.compile(r"(?<!\\)(?:\\\\)*\[|&&|--|~~")
 _OPERATORS = frozenset("[&-~")
 _RANGE = re.compile(r"(\\.|[^\\])(?:-(\\.|[^\\]))?", re.DOTALL)
@@ -124,14 +126,17 @@ def _other(char: str) -> str:
 
 def readable(pattern: str) -> str:
     """Return an equivalent pattern that llguidance parses correctly and at less cost."""
-    return _without_outer_counts(_CLASS.sub(_readable, pattern))
+    return _without_outer_counts(_replaced(pattern, _readable))
 
 
 def without_operators(pattern: str) -> str:
     """Return the pattern with classes that Rust reads like ECMA 262."""
-    return _CLASS.sub(
-        lambda found: f"[{_without_operators(found['inside'])}]" if found["inside"] else found[0], pattern
-    )
+    return _replaced(pattern, lambda found: f"[{_without_operators(found['inside'])}]" if found["inside"] else found[0])
+
+
+def _replaced(pattern: str, change: Callable[[re.Match[str]], str]) -> str:
+    """Return the pattern with each escape and class changed, and those that ECMA 262 alone has replaced."""
+    return _CLASS.sub(lambda found: _AS_RUST.get(found[0]) or change(found), pattern)
 
 
 def _without_outer_counts(pattern: str) -> str:
