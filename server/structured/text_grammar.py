@@ -1,9 +1,12 @@
-"""The grammar of a custom tool's input, embedded in the Lark grammar of a call."""
+"""Texts of a tool's arguments in the Lark grammar of a call."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+LIMITED = "LIMITED"
+"""The start of the names of terminals that must match some text, because a call could not be completed otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -231,7 +231,8 @@ def _parameter(notation: Parameters, root: Mapping[str, Any], text: LarkText) ->
         with suppress(InvalidRequest):  # alternatives that can't be enforced: any text
             if choices := _choices(schema, text):
                 nullable = nullable or any(types_of(each, root) == _NULL for each in choices)
-                return text.rule(" | ".join(value(each, nullable=nullable) for each in choices))
+                with text.alternatives():
+                    return text.rule(" | ".join(value(each, nullable=nullable) for each in choices))
         kinds, values, typed = sorted(types - STRING), _possible_values(schema, types), notation.before_json_value
         options = list[str]()
         if typed is None and nullable:
@@ -300,7 +301,7 @@ def _text_until(
         other = [escaped(each) for each, value in zip(shown, values, strict=True) if not isinstance(value, str)]
     patterns = ["|".join([f"(?:{limit})", *other]) for limit in limits] if other else limits
     if values is not None:
-        patterns = [*patterns, "|".join(map(escaped, shown))]
+        patterns = [*patterns, f"(?:{'|'.join(map(escaped, shown))})"]
     empty = not limits or not any(schema.get(key) for key in ("minLength", "pattern", "format"))
     return text.text_until(end, *patterns, never=never, empty=empty)
 
@@ -376,9 +377,13 @@ class _Nested:
         _refuse(schema, _REFUSED_NESTED)
         values = values_of(schema)
         if values is not None:
-            return self._one_of(f"{self._literal(value)} {self._text.literal(end)}" for value in values)
+            texts = [value for value in values if isinstance(value, str)]
+            others = [value for value in values if not isinstance(value, str)]
+            written = [f"{self._literal(value)} {self._text.literal(end)}" for value in others]
+            return self._one_of([self._string(schema, end, texts), *written] if texts else written)
         if choices := _choices(schema, self._text):
-            return self._one_of(self.value(part, end) for part in choices)
+            with self._text.alternatives():
+                return self._one_of(self.value(part, end) for part in choices)
         kinds = self.kinds(schema)
         if not kinds and not _LIMITS_OF_ONE_TYPE.isdisjoint(schema):
             kinds = [*APART] if isinstance(self._notation, Braces) else ["string"]
@@ -435,13 +440,14 @@ class _Nested:
             raise InvalidRequest("tools: lists and objects in an enum can't be enforced in a tool call", "tools")
         return self._text.literal(value if isinstance(value, str) else json.dumps(value))
 
-    def _string(self, schema: Schema, end: str) -> str:
-        text = self._text
+    def _string(self, schema: Schema, end: str, values: Sequence[str] | None = None) -> str:
+        text, lenient = self._text, values is not None
         if isinstance(self._notation, Braces):
             quote = self._notation.quote
-            return f"{text.literal(quote)} {_text_until(quote, schema, text)} {text.literal(end)}"
+            content = _text_until(quote, schema, text, values=values, lenient=lenient)
+            return f"{text.literal(quote)} {content} {text.literal(end)}"
         kinds = sorted(types_of(schema, {}) - STRING)
-        return _text_until(end, schema, text, kinds=kinds, lenient=bool(kinds))
+        return _text_until(end, schema, text, values=values, kinds=kinds, lenient=lenient or bool(kinds))
 
     def _array(self, schema: Schema, end: str) -> str:
         text, items = self._text, schema.get("items", {})

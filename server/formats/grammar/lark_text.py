@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from server.errors import InvalidRequest
 from server.formats.tool_call_syntax import Markup, parts
-from server.structured.text_grammar import TextGrammar
+from server.structured.grammar.schema.language import NOTHING
+from server.structured.text_grammar import LIMITED, TextGrammar
 
 ControlToken = Callable[[str], int | None]
 """Returns the id of the control token with that text, which a grammar must name by its id; None for plain text."""
@@ -22,7 +24,7 @@ class LarkText:
     def __init__(self, control: ControlToken | None = None, tags: Sequence[str] = ()) -> None:
         self._lines: dict[str, str] = {}
         self._loops: list[str] = []
-        self._n_reserved = 0
+        self._n_reserved = self._n_open = 0
         self._n_joined = 0
         self._unordered: dict[tuple[object, ...], str] = {}
         found = {tag: control(tag) for tag in tags} if control is not None else {}
@@ -34,14 +36,23 @@ class LarkText:
         """Return the name of a rule with that body."""
         return self._lines.setdefault(body, f"r{len(self._lines)}")
 
-    def terminal(self, body: str) -> str:
-        """Return the name of a terminal with that body."""
-        return self._lines.setdefault(body, f"T{len(self._lines)}")
+    def terminal(self, body: str, name: str = "T") -> str:
+        """Return the name of a terminal with that body. The number of the terminal follows ``name``."""
+        return self._lines.setdefault(body, f"{name}{len(self._lines)}")
 
     def reserved(self) -> str:
         """Return the name of a rule that `define` defines later, so that it can be recursive."""
         self._n_reserved += 1
         return f"l{self._n_reserved}"
+
+    @contextmanager
+    def alternatives(self) -> Iterator[None]:
+        """Within the block, a text with limits may be impossible, because there are other values."""
+        self._n_open += 1
+        try:
+            yield
+        finally:
+            self._n_open -= 1
 
     def define(self, name: str, body: str) -> None:
         """Give a reserved name its body."""
@@ -125,14 +136,16 @@ class LarkText:
         """
         body = " & ".join(f"/{limit}/" for limit in limits or (ANY_TEXT,))
         without = "".join(f" & ~/{ANY_TEXT}{escaped(text)}{ANY_TEXT}/" for text in never)
-        pieces = self._pieces(end)
+        is_limited = not self._n_open and (len(limits) > 1 or NOTHING in body)
+        pieces, name = self._pieces(end), LIMITED if is_limited else "T"
         if len(pieces) == 1 and pieces[0].startswith('"'):
             # One terminal that contains the end only at its end, because llguidance's lexer takes the longest match.
-            return self.terminal(f"(({body}) {pieces[0]}) & ~/{ANY_TEXT}{escaped(end)}(?s:.+)/{without}")
+            return self.terminal(f"(({body}) {pieces[0]}) & ~/{ANY_TEXT}{escaped(end)}(?s:.+)/{without}", name)
         lead = pieces.pop(0) if pieces[0].startswith('"') else ""
-        text = self.terminal(f"(({body}) {lead}) & ~/{ANY_TEXT}{escaped(end)}{ANY_TEXT}/{without} & /(?s:.+)/")
-        optional = "?" if empty and not lead else ""
-        return f"{text}{optional} {' '.join(pieces)}"
+        is_optional = empty and not lead
+        body = f"(({body}) {lead}) & ~/{ANY_TEXT}{escaped(end)}{ANY_TEXT}/{without} & /(?s:.+)/"
+        text = self.terminal(body, "T" if is_optional else name)
+        return f"{text}{'?' if is_optional else ''} {' '.join(pieces)}"
 
     def _pieces(self, text: str) -> list[str]:
         parts = self._split.split(text) if self._split is not None else [text]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import llguidance
@@ -12,12 +13,14 @@ from server.structured.grammar.gbnf import to_lark
 from server.structured.grammar.json_schema import grammar_text, normalized_schema, unsupported
 from server.structured.grammar.lark import checked_lark, lark_with_texts, without_anchors
 from server.structured.grammar.limits import PARSER_LIMITS
-from server.structured.grammar.matcher import contained, first_line
+from server.structured.grammar.matcher import NO_OUTPUT, contained, first_line
 from server.structured.grammar.tokenizer import Tokenizer, TokenTable
+from server.structured.text_grammar import LIMITED
 
 PARSE_FAILED = "Failed to initialize samplers: failed to parse grammar"  # llama-server's words
 SCHEMA = "json_schema"
 """The field that errors of a schema name."""
+_LIMITED = re.compile(rf"^{LIMITED}\d+: (.*)$", re.MULTILINE)
 Kind: TypeAlias = Literal["schema", "gbnf", "lark", "grammar"]
 
 
@@ -72,10 +75,26 @@ def build(kind: Kind, request: Any, table: Callable[[], TokenTable]) -> Grammar:
         case "lark":
             text, max_chars = request
             outer, texts, hole = lark_with_texts(text, max_chars, table().special)
+            _check_limited(outer)
             inner = tuple((_text_grammar(each["syntax"], each["definition"]), each) for each in texts)
             return Grammar(llguidance.LLMatcher.grammar_from_lark(outer), texts=inner, hole=hole)
         case "grammar":
             return Grammar(*request)
+
+
+def _check_limited(lark: str) -> None:
+    """Raise `InvalidRequest` if the limits of some text in a grammar of calls exclude each other."""
+    for terminal in _LIMITED.findall(lark):
+        grammar = llguidance.LLMatcher.grammar_from_lark(f"start: T\nT: {terminal}")
+        matcher = llguidance.LLMatcher(_bytes(), grammar, log_level=0, limits=PARSER_LIMITS)
+        matcher.compute_bitmask()
+        if matcher.is_error() and first_line(matcher.get_error()) == NO_OUTPUT:
+            raise InvalidRequest("tools: no text matches all limits of a parameter", "tools")
+
+
+@cache
+def _bytes() -> llguidance.LLTokenizer:
+    return llguidance.LLTokenizer("byte", slices=[])
 
 
 def _text_grammar(syntax: str, definition: str) -> Grammar:

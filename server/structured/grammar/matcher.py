@@ -25,6 +25,7 @@ os.environ.setdefault("RUST_LIB_BACKTRACE", "0")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+NO_OUTPUT = "no output matches"
 _SOURCE_LINE = re.compile(r"\s*\d+ \| ")
 
 
@@ -165,7 +166,7 @@ def first_line(error: str) -> str:
     message = " ".join(lines)[:400]
     if "too many expressions" in message:
         return "its patterns cost too much (too many expressions): use simpler patterns, or smaller counts and lengths"
-    return "no output matches" if message in ("", "NoExtensionBias") else message
+    return NO_OUTPUT if message in ("", "NoExtensionBias") else message
 
 
 MAX_THREADS = 8  # a mask takes about 0.1 ms: more threads cost more to wake than they save

@@ -207,6 +207,8 @@ UNIT = {"anyOf": [{"type": "string", "enum": ["C", "F"]}, {"type": "null"}], "de
         ({"type": "string", "pattern": r"^\W[\D]\$$"}, "é٣$", "a٣$"),
         ({"type": "string", "pattern": "^[^:[&&,--]+$"}, "ab", "a-b"),
         ({"type": "string", "pattern": "^(x.|[]a])$"}, "x]", "x\u2028"),
+        ({"enum": ["ab", "b"], "pattern": "^a"}, "ab", "b"),
+        ({"maxLength": 9, "anyOf": [{"pattern": "^a{10}"}, {"type": "string", "enum": ["F"]}]}, "F", "a"),
         ({"$ref": "#/$defs/unit", "title": "Unit"}, "F", "f"),
         ({"anyOf": [DATE, {"type": "string", "maxLength": 3}]}, "now", "never"),
         (
@@ -232,6 +234,30 @@ def test_string_formats_enums_and_alternatives_are_enforced(
 
 
 BRACES = ("gemma4", "function-gemma")
+
+
+@pytest.mark.parametrize("name", WITH_PARAMETER_MARKUP)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": ["b"], "pattern": "^a"},
+        {"type": "string", "pattern": "^ab$", "maxLength": 1},
+        {"type": "string", "pattern": "[]a]"},
+    ],
+)
+def test_text_whose_limits_exclude_each_other_is_rejected(name: str, schema: Any) -> None:
+    lark = forced_calls(name, "", [tool("step", {"type": "object", "properties": {"x": schema}})])
+    with pytest.raises(InvalidRequest, match="no text matches all limits"):
+        WORDS.lark(lark)
+
+
+def test_text_that_may_be_empty_before_a_control_token_has_other_limits() -> None:
+    rules = LarkText(WORDS.control_token, ["<tool>"])
+    parameters = {"properties": {"x": {"type": "string", "maxLength": 0, "enum": [""]}}, "required": ["x"]}
+    rule = argument_rule(Parameters("<x>", ":", "<tool>"), {"parameters": parameters}, rules)
+    assert takes(WORDS.lark(rules.whole(rule)), [*b"<x>x:", WordVocab().n_tokens - 1])
+
+
 NULLABLE = {"type": ["string", "null"]}
 
 
