@@ -23,6 +23,11 @@ _SCALAR = re.compile(r"[\w.+-]*", re.ASCII)
 _IN_STRING = re.compile(r'\s*(?=[\[{"])(?:[\s\w{}\[\]:,.+-]|"(?:[^"\\\x00-\x1f]|\\.)*+")*+"(?:[^"\\\x00-\x1f]|\\.)*+')
 """JSON from the start of a list, an object or a string that ends inside a string."""
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)|\s+|\b(?:True|False|None)\b""", re.DOTALL)
+_SCALAR_SO_FAR = re.compile(r"\s*(?:[tfnTFN][a-zA-Z]{0,4}|[\d.eE+-]*)\s*\Z")
+_VALUE_SO_FAR = re.compile(rf"\s*[\[{{]|{_SCALAR_SO_FAR.pattern}")
+"""The start of a value that may become a constant or a number, or also a list or an object."""
+_MAX_UNDECIDED = 64
+"""The parts of a value after which it is not examined again before its end."""
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 _TYPE = re.compile(r'\s*(?:(?:string|type)="|<\S*arg_type>\s*)(\w+)')
 """A parameter's attribute with its type: ``string``, ``str``, ``true`` (for a string) or another one."""
@@ -182,28 +187,39 @@ def members(
 
 
 def typed_value(turn: StreamParser, types: frozenset[str], ends: tuple[str, ...]) -> Steps[str]:
-    """Emit the text before one of `ends` as JSON. Strings are streamed, other types are emitted when complete.
+    """Emit the text before one of `ends` as JSON. Other types than strings are emitted when complete, also a string
+    while it may still become a value of another type.
 
     Strings inside a JSON value may contain `ends`, because grammars allow them there.
     """
-    if types == STRING:
-        turn.arguments('"')
-        end = yield from turn.until(ends, lambda text: turn.arguments(escaped(text)))
-        turn.arguments('"')
-        return end
     parts: list[str] = []
-    n_checked, quote = 0, ""
+    n_checked, quote, is_text = 0, "", types == STRING
+    other = _SCALAR_SO_FAR if types.isdisjoint(("array", "object")) else _VALUE_SO_FAR
+
+    def take(text: str) -> None:
+        nonlocal is_text
+        if is_text:
+            turn.arguments(escaped(text))
+            return
+        parts.append(text)
+        if "string" in types and len(parts) <= _MAX_UNDECIDED and not other.match(begun := "".join(parts)):
+            is_text = True
+            turn.arguments(f'"{escaped(begun)}')
+
+    if is_text:
+        turn.arguments('"')
     try:
         while True:
-            end = yield from turn.until(ends, parts.append)
+            end = yield from turn.until(ends, take)
             if "string" in types or not _IN_STRING.fullmatch(quote + "".join(parts[n_checked:])):
                 break
             parts.append(end)  # in a string of a JSON value
             n_checked, quote = len(parts), '"'
     except EndOfText:
-        turn.arguments(_truncated_value("".join(parts), types))
+        if not is_text:
+            turn.arguments(_truncated_value("".join(parts), types))
         raise
-    turn.arguments(as_json("".join(parts), types))
+    turn.arguments('"' if is_text else as_json("".join(parts), types))
     return end
 
 

@@ -19,6 +19,7 @@ from server.formats.parsing.reasoning import OutputParser
 from server.formats.parsing.stream_parser import ParserOptions, StreamParser
 from server.formats.tool_call_syntax import ToolCallSyntax
 from server.formats.tool_format import ToolFormat
+from server.formats.written import calls_text
 from server.structured.grammar.limits import MAX_CALLS_CHARS
 from server.structured.text_grammar import TextGrammar
 from tests.support.fakes import FakeVocab
@@ -203,6 +204,19 @@ def test_truncated_argument_is_omitted_from_the_call(name: str, text: str, compl
     for one_chunk in (False, True):
         [(_, arguments)] = parse_truncated(make_parser(name), text, one_chunk=one_chunk).calls
         assert object_of(arguments, whole=True) == complete
+
+
+@pytest.mark.parametrize("name", ["glm", "minimax-m3"])
+@pytest.mark.parametrize(
+    ("text", "streamed"),
+    [("[a", '"[a'), ("nul", ""), ("null", ""), ("nullify", '"nullify'), ("12", ""), ("12 km", '"12 km')],
+)
+def test_argument_that_may_be_null_or_a_number_streams_once_it_is_a_text(name: str, text: str, streamed: str) -> None:
+    tools = [tool("step", {"type": "object", "properties": {"x": {"type": ["string", "null", "number"]}}})]
+    call = calls_text(formats.BY_NAME[name].syntax, [("step", '{"x": "@"}')])
+    message = ParsedMessage()
+    message.add(make_parser(name, tools=tools).feed(call.partition("@")[0] + text))
+    assert message.calls == [("step", f'{{"x": {streamed}')]
 
 
 @pytest.mark.parametrize(
