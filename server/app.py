@@ -46,7 +46,7 @@ from server.routes import Dispatch, include_routes
 from server.sandbox import seccomp
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import Process
-from server.serving.background import fail_interrupted
+from server.serving.background import settle_interrupted
 from server.serving.batch_runner import BatchRunner
 from server.serving.services import Services
 from server.settings import Settings, check_files, load_settings, slot_secret
@@ -368,7 +368,7 @@ def lifespan_of(
             spawn(every(SAMPLE_S, services.live.history.sample), "the last hour"),
             spawn(every(MEMORY_WATCH_S, services.memory.check), "memory watch"),
             spawn(expire_state({services.state, services.batches.state}), "expiry of stored state"),
-            spawn(fail_interrupted(services.state), "interrupted responses"),
+            spawn(settle_interrupted(services), "interrupted responses"),
             spawn(services.batches.run(), "batches"),
             spawn(services.usage.run(), "usage ledger"),
         ]

@@ -1,7 +1,7 @@
 """The services that routes use (one frozen value on ``app.state.services``), and the client of a request."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 
@@ -68,6 +68,8 @@ class Services:
     background: dict[tuple[str, str], KeptStream]  # running background responses by owner and id
     reasoning: ReasoningCipher  # encrypts reasoning that clients keep
     slot_files: SavedFiles | None = None  # saved slots; None without ``slot_save_path``
+    unsettled: dict[tuple[str, str], Callable[[], Awaitable[None]]] = field(default_factory=dict)
+    """Store the ends of background responses, by owner and id, which the state did not accept."""
     running: dict[str, RunningCompletion] = field(default_factory=dict)  # by id of the reply
     preparing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
     compiling: CompileTurns = field(default_factory=CompileTurns)  # prepares requests with a new grammar

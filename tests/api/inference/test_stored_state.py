@@ -17,7 +17,9 @@ from openai.types.responses import CompactedResponse, Response, ResponseCompacti
 from pydantic import TypeAdapter
 
 from server.dialects.responses import compaction
+from server.errors import Unavailable
 from server.serving import background
+from server.serving.services import Services
 from tests.api.conftest import Api, Serve, idle, until
 from tests.api.scripted import CHATML, openai_client, serve_scripted
 from tests.api.streams import posting, typed_events
@@ -288,6 +290,74 @@ async def test_concurrent_cancellations_of_a_background_response_end_it(
         assert (await client.responses.cancel(queued.id)).status == "cancelled"
         steps.release(5000)
         assert (await create(client)).output_text == "Hello!"
+
+
+async def test_background_response_whose_end_cannot_be_stored_fails_when_the_state_works_again(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state fails for longer than the server waits for it. The response must not stay in progress."""
+    monkeypatch.setattr(background, "POLL_S", 0.001)
+    steps, refused = threading.Semaphore(0), 0
+    async with serving(serve, steps) as (api, client):
+        app: Services = api.app.state.services
+        queued = await create(client, background=True)
+        await until(lambda: api.loaded().busy)
+        change = app.state.change
+
+        async def refuse(*_args: Any, **_options: Any) -> None:
+            nonlocal refused
+            refused += 1
+            raise Unavailable("the disk is full")
+
+        monkeypatch.setattr(app.state, "change", refuse)
+        steps.release(5000)
+        await until(lambda: refused > 100)
+        assert not app.background
+        monkeypatch.setattr(app.state, "change", change)
+        while (ended := await client.responses.retrieve(queued.id)).status in ("queued", "in_progress"):
+            pass
+        assert ended.status == "failed"
+        await client.responses.delete(queued.id)
+
+
+async def test_background_response_that_is_stopped_before_it_begins_is_not_kept(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "POLL_S", 0.001)
+    async with serving(serve) as (api, client):
+        app: Services = api.app.state.services
+        put = app.state.put
+
+        async def put_and_stop(*args: Any, **options: Any) -> None:
+            await put(*args, **options)
+            asyncio.get_running_loop().call_soon(stop)  # before the task that generates
+
+        def stop() -> None:
+            (stream,) = app.background.values()
+            stream.stop()
+
+        monkeypatch.setattr(app.state, "put", put_and_stop)
+        queued = await create(client, background=True)
+        await until(lambda: not app.background)
+        while (ended := await client.responses.retrieve(queued.id)).status == "queued":
+            pass
+        assert ended.status == "cancelled"
+
+
+async def test_background_response_is_complete_although_its_events_exceed_the_quota(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(serve) as (api, client):
+        state = api.app.state.services.state
+        attach = state.attach
+
+        async def attach_without_quota(*args: Any) -> None:
+            monkeypatch.setattr(state, "quota_bytes", 1)
+            await attach(*args)
+
+        monkeypatch.setattr(state, "attach", attach_without_quota)
+        queued = await client.responses.create(model="demo", input="Hi", background=True, stream=True)
+        assert [event.type async for event in queued][-1] == "response.completed"
 
 
 async def test_failed_background_response_has_its_error(serve: Serve) -> None:
