@@ -19,7 +19,7 @@ from server.dialects.responses.write import EARLY_PING, error_code, failed_early
 from server.errors import InvalidRequest, LlamapoolError, QueueFull, Unavailable, invalid
 from server.serving.batch_runner import POLL_S
 from server.serving.generate import Exchange
-from server.serving.responses import expiry, stored_response
+from server.serving.responses import put_response, stored_response
 from server.serving.services import Services, owner_of, services
 from server.state.objects import UNFINISHED, Json, Objects, QuotaExceeded
 from server.transport.admission import admission_of
@@ -40,16 +40,11 @@ async def start(request: Request, parsed: ResponseRequest) -> Response:
     if len(app.background) >= MAX_BACKGROUND:
         message = f"{MAX_BACKGROUND} responses are in the background, and no more are possible"
         raise QueueFull(message, 1, "background_full")
-    options, response_id = parsed.options, parsed.response_id
+    response_id = parsed.response_id
     header = Header(app.pool.resolve(parsed.model).id, response_id)
     queued = response_body(response_fields(parsed, header), "queued")
     exchange = Exchange(request, replace(RESPONSES, error=partial(failed_early, queued=queued)), parsed)
-    await app.state.put(
-        *(owner, "response", queued),
-        parent=options.previous_response_id,
-        inputs=parsed.input_items,
-        expires_at=expiry(app),
-    )
+    await put_response(request, parsed, queued, parsed.input_items)
 
     async def store_end(end: Json) -> None:
         """Store the final state of the response, unless it is stored already, and its events."""
@@ -98,7 +93,7 @@ async def start(request: Request, parsed: ResponseRequest) -> Response:
     leave = admission_of(request.scope).detach()  # it counts against its key's concurrency limit until it ends
     stream = app.background[owner, response_id] = KeptStream(response_id, sys.maxsize)
     stream.produce(generate(), error=exchange.fail, ended=ended)
-    if options.stream:
+    if parsed.options.stream:
         return EventStream(request, _events_after(stream), headers=exchange.headers, ping=lambda: EARLY_PING)
     return json_reply(queued, headers=exchange.headers)
 

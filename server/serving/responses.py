@@ -4,6 +4,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -11,9 +12,9 @@ from fastapi import Request
 from server.dialects.responses.input import NO_HISTORY, History, references
 from server.dialects.responses.parse import ResponseRequest, Store, parse_response
 from server.dialects.responses.tools import is_mcp, read_mcp
-from server.errors import InvalidRequest, LlamapoolError, invalid, short
+from server.errors import InvalidRequest, LlamapoolError, NotFound, invalid, short
 from server.serving.mcp import read_with_servers
-from server.serving.services import Services, key_of, owner_of, services
+from server.serving.services import key_of, owner_of, services
 from server.serving.stored import find_object
 from server.state.objects import Json
 from server.transport.body import read_as, read_later
@@ -92,18 +93,7 @@ def store_of(request: Request, parsed: ResponseRequest) -> Store:
         conversation = options.conversation_id
         try:
             if options.stored:
-                previous = options.previous_response_id
-                parent = None if previous in histories else previous
-                if parent is not None and await app.state.load(owner, parent) is None:  # deleted meanwhile
-                    parent = None
-                await app.state.put(
-                    *(owner, "response", {**response, "output": []}),
-                    parent=parent,
-                    inputs=[*earlier, *inputs] if previous and parent is None else inputs,
-                    outputs=response["output"],
-                    expires_at=expiry(app),
-                    append_to=conversation,
-                )
+                await put_response(request, parsed, response, inputs, append_to=conversation)
             elif conversation is not None:
                 await app.state.append(owner, conversation, [*inputs, *response["output"]])
         except LlamapoolError as error:
@@ -114,10 +104,26 @@ def store_of(request: Request, parsed: ResponseRequest) -> Store:
     return store
 
 
-def expiry(app: Services) -> float | None:
-    """Return when a response that is stored now expires, in seconds since the epoch; None = never."""
-    keep_s = app.options.keep_s
-    return None if keep_s is None else time.time() + keep_s
+async def put_response(
+    request: Request, parsed: ResponseRequest, response: Json, inputs: list[Json], append_to: str | None = None
+) -> None:
+    """Store a response with `inputs`, the items since the response that it continues; with all if that is not stored.
+
+    Raises `Unavailable` and `QuotaExceeded`.
+    """
+    app, parent = services(request), parsed.options.previous_response_id or None
+    put = partial(
+        app.state.put,
+        *(owner_of(request), "response"),
+        outputs=response["output"],
+        expires_at=None if app.options.keep_s is None else time.time() + app.options.keep_s,
+        append_to=append_to,
+    )
+    body = {**response, "output": []}
+    try:
+        await put(body, parent=parent, inputs=inputs)
+    except NotFound:  # the parent was deleted meanwhile, or only the connection of a WebSocket remembers it
+        await put(body, inputs=[*parsed.history.items, *inputs])
 
 
 async def stored_response(request: Request, response_id: str) -> Json:

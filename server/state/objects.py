@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import orjson
 
-from server.errors import InvalidRequest, Unavailable, short
+from server.errors import InvalidRequest, NotFound, Unavailable, short
 
 Json = dict[str, Any]
 Kind = Literal["response", "conversation", "file", "batch"]
@@ -123,13 +123,19 @@ class Objects(ABC):
 
     @abstractmethod
     async def change(
-        self, owner: str, changes: Mapping[str, Change], data: bytes | None = None, *, within_quota: bool = True
+        self,
+        owner: str,
+        changes: Mapping[str, Change],
+        data: bytes | None = None,
+        *,
+        parent: str | None = None,
+        within_quota: bool = True,
     ) -> Document | None:
         """Apply `changes` to documents by id, in one transaction. Unless `data` is None, replace the data of the first
         one. Return the new first document.
 
-        A change is called with None for a missing or hidden document, and returns None to change nothing. If
-        `within_quota`, `QuotaExceeded` may be raised, after which nothing has changed.
+        A change is called with None for a missing or hidden document, and returns None to change nothing. Raises
+        `NotFound` if the document `parent` is missing, and, if `within_quota`, `QuotaExceeded`. Then nothing changes.
         """
 
     @abstractmethod
@@ -181,7 +187,7 @@ class Objects(ABC):
         """Store `body` with its items and `data` under ``body["id"]``, replacing an earlier version.
 
         `find` can filter by `label`. The same items are appended to the conversation `append_to` in the same
-        transaction. Raises `QuotaExceeded`.
+        transaction. Raises `QuotaExceeded`, and `NotFound` if `parent` is missing. A hidden one suffices.
         """
         sides = [*(False for _ in inputs), *(True for _ in outputs)]
         items = list(zip(sides, _with_own_ids([*inputs, *outputs]), strict=True))
@@ -189,7 +195,7 @@ class Objects(ABC):
         changes: dict[str, Change] = {body["id"]: lambda _: document}
         if append_to is not None:
             changes[append_to] = _appending([*inputs, *outputs])
-        await self.change(owner, changes, data, within_quota=within_quota)
+        await self.change(owner, changes, data, parent=parent, within_quota=within_quota)
 
     async def update(
         self,
@@ -311,6 +317,11 @@ def _with_own_ids(items: Iterable[Json], taken: Iterable[str] = ()) -> list[Json
         found.append({**item, "id": f"{prefix}_{secrets.token_hex(16)}"} if is_taken else item)
         seen.add(item["id"])
     return found
+
+
+def missing_parent(object_id: str) -> NotFound:
+    """Return the error for a response that continues one that does not exist any more."""
+    return NotFound(f"Previous response with id '{short(object_id)}' not found.")
 
 
 def unknown_cursor(after: str) -> InvalidRequest:

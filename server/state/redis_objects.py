@@ -21,6 +21,7 @@ from server.state.objects import (
     Page,
     PageQuery,
     QuotaExceeded,
+    missing_parent,
     n_bytes_of,
     pack,
     unknown_cursor,
@@ -76,11 +77,20 @@ class RedisObjects(Objects):
         return None if packed is None else await asyncio.to_thread(unpack, packed)
 
     async def change(
-        self, owner: str, changes: Mapping[str, Change], data: bytes | None = None, *, within_quota: bool = True
+        self,
+        owner: str,
+        changes: Mapping[str, Change],
+        data: bytes | None = None,
+        *,
+        parent: str | None = None,
+        within_quota: bool = True,
     ) -> Document | None:
         first = next(iter(changes))
+        keys = [_key("object", owner, each) for each in (*changes, parent) if each is not None]
 
         async def transaction(pipe: Any) -> Document | None:
+            if parent is not None and not await pipe.exists(_key("object", owner, parent)):
+                raise missing_parent(parent)
             planned: list[tuple[str, Document | None, Document, bytes, int]] = []
             for object_id, change in changes.items():
                 packed = await pipe.get(_key("object", owner, object_id))
@@ -107,7 +117,6 @@ class RedisObjects(Objects):
                     pipe.set(_key("data", owner, object_id), data)
             return next((new for object_id, _, new, *_ in planned if object_id == first), None)
 
-        keys = [_key("object", owner, object_id) for object_id in changes]
         found: Document | None = await self.redis.do("transaction", transaction, *keys, value_from_callable=True)
         return found
 

@@ -16,6 +16,7 @@ from server.state.objects import (
     Page,
     PageQuery,
     QuotaExceeded,
+    missing_parent,
     n_bytes_of,
     pack,
     unknown_cursor,
@@ -30,6 +31,7 @@ INSERT INTO objects (owner, id, worker, n_bytes, data, {", ".join(_COLUMNS)})
   n_bytes = excluded.n_bytes + iif(excluded.data IS NULL, coalesce(length(data), 0), 0),
   data = coalesce(excluded.data, data), hidden = 0
 """  # noqa: S608 (fixed names)
+_EXISTS = "SELECT 1 FROM objects WHERE owner = ? AND id = ?"
 _EVICTABLE = """
 SELECT id FROM objects o WHERE owner = ? AND kind = 'response' AND id <> ? AND NOT is_unfinished
   AND NOT EXISTS (SELECT 1 FROM objects c WHERE c.owner = o.owner AND c.parent = o.id)
@@ -62,9 +64,17 @@ class SqliteObjects(Objects):
         return await self.database.run(transaction)  # one transaction instead of one per document
 
     async def change(
-        self, owner: str, changes: Mapping[str, Change], data: bytes | None = None, *, within_quota: bool = True
+        self,
+        owner: str,
+        changes: Mapping[str, Change],
+        data: bytes | None = None,
+        *,
+        parent: str | None = None,
+        within_quota: bool = True,
     ) -> Document | None:
         def transaction(db: sqlite3.Connection) -> Document | None:
+            if parent is not None and not db.execute(_EXISTS, (owner, parent)).fetchone():
+                raise missing_parent(parent)
             first = next(iter(changes))
             found = {
                 object_id: self.change_one(

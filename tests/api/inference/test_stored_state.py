@@ -81,6 +81,30 @@ async def test_response_keeps_its_history_if_its_parent_is_deleted_while_it_is_g
     assert (third.output_text, n_input(third)) == ("Once more.", expected)
 
 
+@pytest.mark.parametrize("fields", [{}, {"background": True}])
+async def test_response_keeps_its_history_if_its_parent_is_deleted_before_it_is_stored(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, fields: dict[str, bool]
+) -> None:
+    async with serving(serve) as (api, client):
+        state = api.app.state.services.state
+        first = await create(client)
+        kept = await create(client, "Bye", previous_response_id=first.id)
+        expected = n_input(await create(client, "Again", previous_response_id=kept.id, store=False))
+        await client.responses.delete(kept.id)
+        change = state.change
+
+        async def change_late(owner: str, *args: Any, **options: Any) -> Any:
+            await state.drop(owner, first.id)
+            return await change(owner, *args, **options)
+
+        monkeypatch.setattr(state, "change", change_late)
+        second = await create(client, "Bye", previous_response_id=first.id, **fields)
+        while (await client.responses.retrieve(second.id)).status != "completed":
+            pass
+        third = await create(client, "Again", previous_response_id=second.id)
+    assert (third.output_text, n_input(third)) == ("Once more.", expected)
+
+
 def n_input(response: Response) -> int:
     assert response.usage
     return response.usage.input_tokens

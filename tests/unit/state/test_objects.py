@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from server.errors import ConfigError, InvalidRequest, Unavailable
+from server.errors import ConfigError, InvalidRequest, NotFound, Unavailable
 from server.state import redis_objects
 from server.state.batches import BatchLine, BatchObjects
 from server.state.database import Database, open_database
-from server.state.objects import Json, Kind, Objects, PageQuery, QuotaExceeded
+from server.state.objects import Json, Kind, Objects, PageQuery, QuotaExceeded, pack
 from server.state.redis import Redis
 from server.state.redis_objects import WORKER_TTL_S, RedisObjects
 from server.state.sqlite_objects import SqliteObjects
@@ -126,6 +126,13 @@ async def test_items_of_a_deleted_response_are_kept_while_others_continue_it(obj
     assert await chain_ids(objects, "b") == ["in_a", "out_a", "in_b", "out_b"]
     assert await objects.remove("me", "response", "b")
     assert await objects.find_items("me", ["in_a", "in_b"]) == {}
+    assert await used_bytes(objects) == 0
+
+
+async def test_response_is_not_stored_without_its_parent(objects: Objects) -> None:
+    with pytest.raises(NotFound, match="'a' not found"):
+        await put(objects, "b", parent="a")
+    assert await objects.get("me", "response", "b") is None
     assert await used_bytes(objects) == 0
 
 
@@ -384,6 +391,25 @@ async def test_document_with_its_items_has_a_size_limit(replicas: Replicas, monk
     with pytest.raises(QuotaExceeded, match="with all its items"):
         await replicas.a.append("me", "k", [message("2", "a" * 800)])
     assert [item["id"] for item in await replicas.b.items("me", "k")] == ["1"]
+
+
+@needs_redis
+async def test_parent_that_another_replica_deletes_before_the_write_is_missing(
+    replicas: Replicas, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from redis import Redis as BlockingRedis
+
+    await put(replicas.a, "a")
+    client = BlockingRedis.from_url(server.url)
+
+    def pack_late(*args: Any, **options: Any) -> bytes:
+        client.delete("llamapool:object:me:a")
+        return pack(*args, **options)
+
+    monkeypatch.setattr(redis_objects, "pack", pack_late)
+    with pytest.raises(NotFound):
+        await put(replicas.b, "b", parent="a")
+    client.close()
 
 
 @needs_redis
