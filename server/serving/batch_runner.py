@@ -2,7 +2,8 @@
 
 Batch requests have the engine's background priority (`server.engine.request.BACKGROUND_PRIORITY`): interactive requests
 preempt them and are prefilled first. Requests with a common prompt prefix run one after the other. The batches of an
-owner run one after the other, and owners take turns.
+owner run one after the other, except that one whose requests are refused lets those of other models pass. Owners take
+turns.
 
 The server that created a batch runs it. If that server stops, another one with the same state file takes it over.
 """
@@ -63,7 +64,9 @@ class BatchRunner:
     keep_s: float | None = None  # lifetime of an ended batch and its files, None = until the client deletes them
     _running: dict[tuple[str, str], asyncio.Task[None]] = field(default_factory=dict)  # and tasks that a bug has ended
     _limits: dict[tuple[str, str], asyncio.Timeout] = field(default_factory=dict)  # expiry while requests run
-    _turns: dict[str, asyncio.Lock] = field(default_factory=dict)  # by owner
+    _queues: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)  # models of batches by owner and id
+    _refused: set[str] = field(default_factory=set)  # ids of batches whose last request was refused
+    _moved: asyncio.Event = field(default_factory=asyncio.Event)  # replaced when one of the two changes
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
     _capacity: anyio.CapacityLimiter = field(default_factory=partial(anyio.CapacityLimiter, 1))  # a FIFO queue
 
@@ -126,16 +129,43 @@ class BatchRunner:
 
     async def _run_lines(self, owner: str, batch: Json) -> None:
         """Run every request without a result, several concurrently, after the owner's earlier batches."""
-        last, started = -1, set[asyncio.Task[None]]()
-        async with self._turns.setdefault(owner, asyncio.Lock()), asyncio.TaskGroup() as group:
-            while page := await self.state.pending_lines(owner, batch["id"], last, _PAGE):
-                for _, line in page:
-                    while len(started) >= self._n_concurrent():
-                        await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
-                    task = group.create_task(self._run_line(owner, batch, line))
-                    started.add(task)
-                    task.add_done_callback(started.discard)
-                last = page[-1][0]
+        last, started, queue = -1, set[asyncio.Task[None]](), self._queues.setdefault(owner, {})
+        queue[batch["id"]] = frozenset(batch["models"])
+        try:
+            async with asyncio.TaskGroup() as group:
+                await self._turn(queue, batch["id"])
+                while page := await self.state.pending_lines(owner, batch["id"], last, _PAGE):
+                    for _, line in page:
+                        while len(started) >= self._n_concurrent():
+                            await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
+                        await self._turn(queue, batch["id"])
+                        task = group.create_task(self._run_line(owner, batch, line))
+                        started.add(task)
+                        task.add_done_callback(started.discard)
+                    last = page[-1][0]
+        finally:
+            del queue[batch["id"]]
+            self._set_refused(batch["id"], is_refused=False)
+
+    async def _turn(self, queue: Mapping[str, frozenset[str]], batch_id: str) -> None:
+        """Wait until each earlier batch of the queue is refused, or waits for such a batch, and has other models."""
+
+        def is_next() -> bool:
+            refused = set[str]()
+            for each, models in queue.items():
+                may_run = models.isdisjoint(refused)
+                if each == batch_id or (may_run and each not in self._refused):
+                    break
+                refused |= models
+            return each == batch_id and may_run
+
+        while not is_next():
+            await self._moved.wait()
+
+    def _set_refused(self, batch_id: str, *, is_refused: bool) -> None:
+        (self._refused.add if is_refused else self._refused.discard)(batch_id)
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
     def _n_concurrent(self) -> int:
         """Return how many requests of all batches may run, after updating the limiter."""
@@ -151,7 +181,10 @@ class BatchRunner:
             async with self._capacity:
                 reply = await self.call(batch["key_name"], batch["endpoint"], line.body)
                 self._n_concurrent()  # the request may have loaded a model
-            if reply.status not in _RETRIED or not reply.headers:  # none: refused because of its key
+            is_refused = reply.status in _RETRIED and bool(reply.headers)  # no headers: refused because of its key
+            if is_refused is not (batch["id"] in self._refused):
+                self._set_refused(batch["id"], is_refused=is_refused)
+            if not is_refused:
                 break
             after = reply.headers.get(b"retry-after", b"")
             await asyncio.sleep(float(after) if after.isdigit() else _RETRY_AFTER_S)

@@ -27,7 +27,7 @@ from server.telemetry.record import REQUEST_ID
 from server.transport.body import MAX_VALUES
 from server.transport.internal import InternalReply
 from tests.api.conftest import Api, Serve, until
-from tests.api.scripted import anthropic_client, serve_scripted
+from tests.api.scripted import CHATML, anthropic_client, serve_scripted
 from tests.api.transport.test_keys import key_file
 
 REPLIES = {f"number {n}": f"reply {n}" for n in range(50)}
@@ -224,6 +224,30 @@ async def test_batch_that_waits_for_capacity_does_not_stop_the_batches_of_other_
         cancelled = await wait_for_end(one, waiting.id)
     assert (done.status, cancelled.status) == ("completed", "cancelled")
     assert n_refused < 20, "further requests of a batch start while as many as may run wait"
+
+
+async def test_batch_of_a_model_that_cannot_load_does_not_stop_those_of_other_models(serve: Serve) -> None:
+    other = {"other": CHATML["demo"] | {"path": "other.gguf"}}
+    async with serve_scripted(serve, REPLIES, models=other) as (api, client), asyncio.timeout(60):
+        runner: batch_runner.BatchRunner = api.app.state.services.batches
+        call, paths = runner.call, list[str]()
+
+        async def refuse_other(key_name: str, path: str, body: bytes) -> InternalReply:
+            model = json.loads(body)["model"]
+            paths.append(model)
+            return (
+                await call(key_name, path, body)
+                if model == "demo"
+                else InternalReply(503, {b"retry-after": b"3600"}, b"{}")
+            )
+
+        runner.call = refuse_other
+        waiting = [await start_batch(client, [line(n, model="other") for n in range(9)]) for _ in range(2)]
+        assert (await run_batch(client, [line(n) for n in range(6)])).status == "completed"
+        assert paths.count("other") == runner.n_parallel(), "the second batch of the model waits for the first"
+        for each in waiting:
+            await client.batches.cancel(each.id)
+            assert (await wait_for_end(client, each.id)).status == "cancelled"
 
 
 async def test_batch_with_invalid_lines_fails_and_lists_them(serve: Serve) -> None:
