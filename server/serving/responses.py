@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import orjson
 from fastapi import Request
 
 from server.dialects.responses.input import NO_HISTORY, History, references
@@ -22,7 +23,8 @@ from server.transport.websocket import CONNECTION, Remembered
 
 logger = logging.getLogger(__name__)
 MAX_REMEMBERED, MAX_REMEMBERED_ITEMS = 32, 16384
-"""Responses with ``store: false``, and their items in total, that a WebSocket connection keeps."""
+"""Responses with ``store: false``, and their items in total, that a WebSocket connection keeps. The JSON bytes of these
+items are at most ``max_body_bytes``. Items of several responses are counted for each."""
 
 
 async def read_response(request: Request, change: Callable[[Json], Json] = lambda body: body) -> ResponseRequest:
@@ -66,7 +68,8 @@ async def _history(request: Request, body: dict[str, Any]) -> History:
     items: list[Json] = []
     field = "previous_response_id"
     if isinstance(previous, str) and previous:
-        chain = _histories(request).get(previous) or await state.chain(owner, previous)
+        remembered, _ = _histories(request).get(previous, (None, 0))
+        chain = remembered or await state.chain(owner, previous)
         if chain is None:
             raise InvalidRequest(f"Previous response with id '{short(previous)}' not found.", "previous_response_id")
         items = chain
@@ -75,7 +78,7 @@ async def _history(request: Request, body: dict[str, Any]) -> History:
             raise InvalidRequest(f"Conversation with id '{short(conversation)}' not found.", "conversation")
         items, field = await state.items(owner, conversation), "conversation"
     ids = references(body.get("input"))
-    local = {item["id"]: item for each in _histories(request).values() for item in each if item["id"] in ids}
+    local = {item["id"]: item for each, _ in _histories(request).values() for item in each if item["id"] in ids}
     referenced = {**await state.find_items(owner, ids - set(local)), **local} if ids else {}
     return History(items, field, referenced)
 
@@ -87,8 +90,9 @@ def store_of(request: Request, parsed: ResponseRequest) -> Store:
 
     async def store(response: Json, inputs: list[Json]) -> bool:
         if is_websocket and not options.stored:
-            histories[response["id"]] = [*earlier, *inputs, *response["output"]]
-            while len(histories) > MAX_REMEMBERED or sum(map(len, histories.values())) > MAX_REMEMBERED_ITEMS:
+            items = [*earlier, *inputs, *response["output"]]
+            histories[response["id"]] = items, len(orjson.dumps(items))
+            while histories and not _may_remember(histories, app.options.max_body_bytes):
                 histories.popitem(last=False)
         conversation = options.conversation_id
         try:
@@ -102,6 +106,13 @@ def store_of(request: Request, parsed: ResponseRequest) -> Store:
         return options.stored
 
     return store
+
+
+def _may_remember(histories: Remembered, max_bytes: int) -> bool:
+    n_items, n_bytes = (
+        sum(counts) for counts in zip(*((len(items), n) for items, n in histories.values()), strict=True)
+    )
+    return len(histories) <= MAX_REMEMBERED and n_items <= MAX_REMEMBERED_ITEMS and n_bytes <= max_bytes
 
 
 async def put_response(

@@ -27,8 +27,8 @@ from server.transport.limits import TooManyBodies
 
 CONNECTION = "llamapool.connection"
 """Key in the ASGI scope of a request over a WebSocket: the `Remembered` of its connection."""
-Remembered = OrderedDict[str, list[dict[str, Any]]]
-"""The unstored responses of one connection: by id, the items of the whole history."""
+Remembered = OrderedDict[str, tuple[list[dict[str, Any]], int]]
+"""The unstored responses of one connection: by id, the items of the whole history and their JSON bytes."""
 PATHS = ("/v1/responses", "/responses")
 MAX_WAITING = 32
 """Messages of one connection that may wait for earlier ones."""

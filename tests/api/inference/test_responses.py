@@ -212,6 +212,15 @@ async def test_websocket_keeps_responses_that_are_not_stored(serve: Serve, path:
     assert (error["status"], error["error"]["code"]) == (400, "previous_response_not_found")
 
 
+async def test_websocket_forgets_the_oldest_of_large_responses(serve: Serve) -> None:
+    loader, server = answering({"Hi": "Hello!"}), {"max_body_bytes": 9000}
+    item = {"role": "user", "content": "Hi", "metadata": "x" * 4000}
+    async with serve(loader, models=CHATML, server=server) as api, connected(api) as socket:
+        ids = [(await socket.response(input=[item], store=False))["response"]["id"] for _ in range(3)]
+        after = [await socket.response(input="Hi", previous_response_id=each, store=False) for each in reversed(ids)]
+    assert [event["type"] for event in after] == ["response.completed", "error", "error"]
+
+
 @pytest.mark.parametrize("prefix", ["", "/llm"])
 async def test_generate_false_only_caches_the_prompt(serve: Serve, prefix: str) -> None:
     loader, server = answering({"Hi": "Hello!"}), {"api_prefix": prefix}
