@@ -5,6 +5,7 @@ configuration again for each new connection, so what is set here holds for every
 """
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
@@ -13,6 +14,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 10.0
 """Seconds that uvicorn gives connections to close after the application has drained."""
+TICK_S = 1.0
 HEADERS = ((b"server", b"llamapool"),)
 """Headers of every reply, also of uvicorn's own 400 and 503 and of a WebSocket's 101. ``--no-server-header`` of uvicorn
 leaves them out.
@@ -43,6 +46,7 @@ class AdminServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, addresses: list[str]) -> None:
         super().__init__(config)
         self._addresses = addresses
+        self._exiting = asyncio.Event()
 
     async def serve_until_signal(self, sockets: list[socket.socket]) -> None:
         """Serve; return on SIGINT and SIGTERM, which uvicorn would raise once more after a clean end."""
@@ -52,6 +56,17 @@ class AdminServer(uvicorn.Server):
 
     def _stop(self, *_: object) -> None:
         self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle a signal on the running loop."""
+        super().handle_exit(sig, frame)
+        self._exiting.set()
+
+    async def main_loop(self) -> None:
+        """Tick every second, for the date header, and at the exit. uvicorn would wake up ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._exiting.wait(), TICK_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import uvicorn
 
+from server import uvicorn_config
 from server.transport.server import StopSignals, on_hangup, serving
 
 
@@ -68,3 +69,15 @@ async def test_sighup_reloads_and_drains_with_a_terminal(
     assert (reloaded.is_set(), draining.is_set(), ended) == (not terminal, terminal, [])
     asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
     signal.signal(signal.SIGHUP, before)
+
+
+async def test_idle_server_ticks_once_a_second_and_stops_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn_config, "TICK_S", 3600.0)
+    server = uvicorn_config.AdminServer(uvicorn.Config(lambda: None), [])
+    server.config.load()
+    running = asyncio.create_task(server.main_loop())
+    await asyncio.sleep(0)
+    assert dict(server.server_state.default_headers)[b"date"]
+    server.handle_exit(signal.SIGTERM, None)
+    async with asyncio.timeout(60):
+        await running
