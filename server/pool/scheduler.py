@@ -586,7 +586,10 @@ class Scheduler:
         wait_s = self._limits.wait_s
         for model in [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]:
             entry = self._entries[model]
-            if not entry.starting and (entry.waiters or not entry.without_request):  # otherwise no request waits
+            if entry.starting and any(each.status is Status.LOADING for each in self._entries.values()):
+                continue  # it may fit, and waits for the loads of other models
+            if entry.waiters or not entry.without_request:  # otherwise no request waits
+                entry.starting = False
                 entry.refuse(partial(NoRoom, model, wait_s, RETRY_AFTER_S))
                 self._dequeue_unfit(entry)
         due_in_s = [s for entry in self._entries.values() if (s := entry.sleeps_in_s(now)) is not None]

@@ -108,6 +108,26 @@ async def test_requests_refused_after_wait_s_have_a_retry_after() -> None:
             lease.release()
 
 
+async def test_request_that_names_a_startup_model_during_the_start_waits_at_most_wait_s_for_memory() -> None:
+    startup = [spec(model, load="startup") for model in ("m0", "m1", "m2", "m8")]
+    async with sized_pool(*startup, wait_s=60.0, patience_s=1000.0) as s:
+        await s.pool.start()
+        *others, waiting = [s.start_acquire(each.id) for each in startup]
+        await s.run_until_loading("m0")
+        await spin()
+        s.clock.now += 100
+        s.pool._scheduler.tick()
+        assert not waiting.done()  # as long as models are loaded
+        await s.run_jobs()
+        await s.advance(60)
+        with pytest.raises(NoRoom):
+            await asyncio.wait_for(waiting, 10)
+        assert not s.pool.starting
+        for task in others:
+            (await task).release()
+        await s.use("m8")
+
+
 @pytest.mark.parametrize("has_request", [False, True])
 async def test_restart_waits_for_the_load_of_another_model_longer_than_wait_s(has_request: bool) -> None:
     async with sized_pool("m0", "m1", wait_s=5.0) as s:
