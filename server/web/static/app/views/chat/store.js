@@ -124,6 +124,7 @@ export async function messageOf(id) {
 
 /** @param {Chat} chat */
 export async function saveChat(chat) {
+  if (removed.has(chat.id)) return;
   chats.value = [chat, ...chats.value.filter((one) => one.id !== chat.id)].sort((a, b) => b.updated - a.updated);
   await changed((table) => table.put(chat));
   tellOtherTabs(chat.id);

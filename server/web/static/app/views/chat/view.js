@@ -44,10 +44,9 @@ const SHOWN_AT_ONCE = 60;
 
 /** @param {string | undefined} id */
 async function openChat(id) {
-  const found = id ? chats.value.find((chat) => chat.id === id) : undefined;
-  const all = found ? await messagesOf(found.id) : [];
+  const all = id && chats.value.some((chat) => chat.id === id) ? await messagesOf(id) : [];
   batch(() => {
-    open.value = found ?? newChat(open.value.settings);
+    open.value = chats.value.find((chat) => chat.id === id) ?? newChat(open.value.settings);
     messages.value = new Map(all.map((message) => [message.id, message]));
   });
   for (const message of all) if (message.stream) void resume(message);
@@ -67,18 +66,24 @@ onOtherTab(async (id) => {
   for (const message of all) if (message.stream) void resume(message, true);
 });
 
-/** @param {Partial<Chat>} change */
-export async function change(change) {
-  open.value = { ...open.value, ...change };
-  if (open.value.leaf) await saveChat(open.value);
+/** Change a chat, by default the open one. Another one may be open by now. @param {Partial<Chat>} change @param {string} [id] */
+export async function change(change, id = open.value.id) {
+  const before = id === open.value.id ? open.value : chats.value.find((chat) => chat.id === id);
+  if (!before) return; // it was deleted
+  const chat = { ...before, ...change };
+  if (id === open.value.id) open.value = chat;
+  if (chat.leaf) await saveChat(chat);
 }
 
-/** @param {Omit<Message, "id" | "chat" | "created">} given @returns {Promise<Message>} */
-async function add(given) {
+/**
+ * Add a message to the open chat. The storage keeps the order of its writes.
+ * @param {Omit<Message, "id" | "chat" | "created">} given @returns {Message}
+ */
+function add(given) {
   const message = { ...given, id: newId(), chat: open.value.id, created: Date.now() };
   messages.value = new Map(messages.value).set(message.id, message);
-  await saveMessage(message);
-  await change({ leaf: message.id, updated: Date.now(), title: open.value.title || title(message) });
+  void saveMessage(message);
+  void change({ leaf: message.id, updated: Date.now(), title: open.value.title || title(message) });
   return message;
 }
 
@@ -90,7 +95,7 @@ async function answer(parent) {
   const model = chosen.value;
   if (!model) return;
   const said = pathTo(messages.value, parent);
-  const message = await add({ role: "assistant", parent, content: "", model: model.id });
+  const message = add({ role: "assistant", parent, content: "", model: model.id });
   const { settings } = open.value;
   await Promise.all([connectAll(), serverTools()]);
   await written(message, () => requestBody(model.id, settings, said, true));
@@ -125,7 +130,7 @@ async function proceed(id) {
     const fits = attached.filter(({ kind }) => kind === "file" || takes.includes(kind));
     const omitted = attached.filter((one) => !fits.includes(one)).map(({ kind }) => `[${kind}]`);
     const said = { content: [content, ...omitted].join("\n").trim(), callId: call.id, ...(fits.length && { attached: fits }) };
-    parent = (await add({ role: "tool", parent, ...said })).id;
+    parent = add({ role: "tool", parent, ...said }).id;
   }
   await answer(parent);
 }
@@ -136,7 +141,7 @@ async function written(message, body) {
     await generate(message, body());
   } catch (error) {
     const failed = { ...message, error: sentence(error) };
-    messages.value = new Map(messages.value).set(message.id, failed);
+    if (messages.value.has(message.id)) messages.value = new Map(messages.value).set(message.id, failed);
     await saveMessage(failed);
   }
 }
@@ -145,7 +150,7 @@ async function written(message, body) {
 export async function say(text, attached) {
   const first = !open.value.leaf;
   const more = attached.length ? { attached } : {};
-  const said = await add({ role: "user", parent: open.value.leaf, content: text, ...more });
+  const said = add({ role: "user", parent: open.value.leaf, content: text, ...more });
   if (first) go("chat", open.value.id);
   await answer(said.id);
 }
@@ -159,28 +164,29 @@ async function compact() {
   const said = path.value;
   if (!model || !said.length) return;
   const settings = open.value.settings;
-  const asked = await add({ role: "user", parent: null, content: t("compactAsk") });
-  const message = await add({ role: "assistant", parent: asked.id, content: "", model: model.id });
+  const asked = add({ role: "user", parent: null, content: t("compactAsk") });
+  const message = add({ role: "assistant", parent: asked.id, content: "", model: model.id });
   await written(message, () => requestBody(model.id, settings, [...said, asked], true));
 }
 
 /** Let the model write the open chat's title, without reasoning and tools. */
 async function titled() {
   const model = chosen.value;
+  const { id } = open.value;
   if (!model) return;
   const asked = { id: "", chat: "", parent: null, role: /** @type {const} */ ("user"), content: t("titleAsk"), created: 0 };
   const settings = { ...open.value.settings, schema: "", grammar: "", thinking: "off", max_tokens: "24" };
   const body = { ...requestBody(model.id, settings, [...path.value, asked], false), tools: undefined };
   const reply = await json("v1/chat/completions", { body });
-  const found = reply.choices[0].message.content.trim().split("\n")[0].replace(/^["“„'*#\s]+|["”“'*.\s]+$/g, "");
-  if (found) await change({ title: found.slice(0, 80) });
+  const found = (reply.choices[0].message.content ?? "").trim().split("\n")[0].replace(/^["“„'*#\s]+|["”“'*.\s]+$/g, "");
+  if (found) await change({ title: found.slice(0, 80) }, id);
 }
 
 /** The actions of a message. */
 const actions = {
   /** @param {Message} message @param {string} text */
   async branch(message, text) {
-    const said = await add({ role: "user", parent: message.parent, content: text, attached: message.attached });
+    const said = add({ role: "user", parent: message.parent, content: text, attached: message.attached });
     await answer(said.id);
   },
   /** @param {Message} message @param {string} text */
@@ -224,8 +230,8 @@ export async function show(id) {
 }
 
 /** Another version of an answer of the open chat. @param {Message} message @param {string} content */
-export async function another(message, content) {
-  await add({ role: "assistant", parent: message.parent, content, model: message.model });
+export function another(message, content) {
+  add({ role: "assistant", parent: message.parent, content, model: message.model });
   go("chat", message.chat);
 }
 
