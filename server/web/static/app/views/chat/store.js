@@ -35,6 +35,8 @@ export const messages = signal(/** @type {Map<string, Message>} */ (new Map()));
 export const keeps = signal(true);
 /** Chats that are no more: what is still being written for them is not kept. @type {Set<string>} */
 const removed = new Set();
+/** What could not be stored, by id: it lasts until the page is closed. */
+const unsaved = { chats: /** @type {Map<string, Chat>} */ (new Map()), messages: /** @type {Map<string, Message>} */ (new Map()) };
 
 /** @type {Promise<IDBDatabase | null> | undefined} */
 let opening;
@@ -106,15 +108,20 @@ export const newId = () => crypto.getRandomValues(new Uint32Array(3)).reduce((te
 
 export async function loadChats() {
   const store = await table("chats");
-  const all = store ? await done(store.getAll()) : [];
-  chats.value = all.sort((a, b) => b.updated - a.updated);
+  const all = /** @type {Chat[]} */ (store ? await done(store.getAll()) : []);
+  const kept = merged(all, unsaved.chats.values()).filter(({ id }) => !removed.has(id));
+  chats.value = kept.sort((a, b) => b.updated - a.updated);
 }
 
 /** @param {string} chat @returns {Promise<Message[]>} */
 export async function messagesOf(chat) {
   const store = await table("messages");
-  return store ? done(store.index("chat").getAll(chat)) : [];
+  const all = store ? await done(store.index("chat").getAll(chat)) : [];
+  return merged(all, [...unsaved.messages.values()].filter((message) => message.chat === chat));
 }
+
+/** Records of both; the later ones replace others with their id. @template {{id: string}} T @param {Iterable<T>[]} lists */
+const merged = (...lists) => [...new Map(lists.flatMap((list) => [...list]).map((one) => [one.id, one])).values()];
 
 /** @param {string} id @returns {Promise<Message | undefined>} as it is kept */
 export async function messageOf(id) {
@@ -126,13 +133,16 @@ export async function messageOf(id) {
 export async function saveChat(chat) {
   if (removed.has(chat.id)) return;
   chats.value = [chat, ...chats.value.filter((one) => one.id !== chat.id)].sort((a, b) => b.updated - a.updated);
-  await changed((table) => table.put(chat));
+  if (await changed((table) => table.put(chat))) unsaved.chats.delete(chat.id);
+  else unsaved.chats.set(chat.id, chat);
   tellOtherTabs(chat.id);
 }
 
 /** @param {Message} message */
 export async function saveMessage(message) {
-  if (!removed.has(message.chat)) await changed((_, table) => table.put(message));
+  if (removed.has(message.chat)) return;
+  if (await changed((_, table) => table.put(message))) unsaved.messages.delete(message.id);
+  else unsaved.messages.set(message.id, message);
 }
 
 /** @param {string} id */
@@ -140,6 +150,8 @@ export async function removeChat(id) {
   removed.add(id);
   chats.value = chats.value.filter((chat) => chat.id !== id);
   const all = await messagesOf(id);
+  unsaved.chats.delete(id);
+  for (const message of all) unsaved.messages.delete(message.id);
   await changed((heads, table) => {
     heads.delete(id);
     for (const message of all) table.delete(message.id);
@@ -195,9 +207,7 @@ export function endBelow(children, from) {
 export async function exported() {
   const found = [];
   for (const chat of chats.value) {
-    const all = new Map((await messagesOf(chat.id)).map((message) => [message.id, message]));
-    for (const message of messages.value.values()) if (message.chat === chat.id) all.set(message.id, message); // the open chat may not be stored
-    found.push({ chat, messages: [...all.values()] });
+    found.push({ chat, messages: await messagesOf(chat.id) });
   }
   return JSON.stringify({ format: "llamapool-chats", version: 1, chats: found }, null, 1);
 }
@@ -351,6 +361,7 @@ export async function search(words) {
   /** @param {string} text */
   const fits = (text) => wanted.every((word) => text.toLowerCase().includes(word));
   const found = new Set(chats.value.filter((chat) => fits(chat.title)).map((chat) => chat.id));
+  for (const message of unsaved.messages.values()) if (fits(message.content)) found.add(message.chat);
   const store = await table("messages");
   if (!store) return found;
   await new Promise((resolve) => {
