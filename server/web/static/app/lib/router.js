@@ -19,8 +19,8 @@ function decoded(part) {
   }
 }
 
-/** @param {...string} parts */
-export const link = (...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
+/** @param {...string} parts half a surrogate pair, which has no URL, is replaced */
+export const link = (...parts) => `#/${parts.map((part) => encodeURIComponent(part.replace(/\p{Surrogate}/gu, "\ufffd"))).join("/")}`;
 
 /** @param {...string} parts */
 export function go(...parts) {

@@ -1,6 +1,6 @@
 // The chats stored in this browser: search, export, import, delete.
 import { html, signal, useEffect, useRef, useState } from "../../lib/dom.js";
-import { day } from "../../lib/format.js";
+import { day, number } from "../../lib/format.js";
 import { IconButton } from "../../lib/icons.js";
 import { go, link } from "../../lib/router.js";
 import { t } from "../../lib/texts.js";
@@ -21,7 +21,9 @@ export const ChatList = ({ current, onClose }) => {
     const later = setTimeout(async () => (found.value = query.trim() ? await search(query) : null), 150);
     return () => clearTimeout(later);
   }, [query]);
-  const shown = chats.value.filter((chat) => !found.value || found.value.has(chat.id)).slice(0, SHOWN);
+  const fitting = chats.value.filter((chat) => !found.value || found.value.has(chat.id));
+  const [n, setN] = useState(SHOWN);
+  const shown = fitting.slice(0, n);
   /** @param {any} event */
   const read = async (event) => {
     const file = event.target.files?.[0];
@@ -68,6 +70,7 @@ export const ChatList = ({ current, onClose }) => {
           <${IconButton} icon="trash" label=${`${t("removeChat")}: ${chat.title}`} onClick=${() => remove(chat)} />
         </li>`,
       )}
+      ${fitting.length > n && html`<li class="none"><button type="button" onClick=${() => setN(n + SHOWN)}>${t("andMore", number(fitting.length - n))}</button></li>`}
       ${found.value && !shown.length && html`<li class="quiet none">${t("nothingFound")}</li>`}
     </ul>
     <div class="list-foot">

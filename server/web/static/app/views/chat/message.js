@@ -208,7 +208,7 @@ const Editor = ({ message, actions, onEnd }) => {
       onKeyDown=${(/** @type {KeyboardEvent} */ event) => event.key === "Escape" && onEnd()}></textarea>
     <div class="row end">
       <button type="button" onClick=${onEnd}>${t("cancel")}</button>
-      <button type="submit" class="strong">${user ? t("ask") : t("save")}</button>
+      <button type="submit" class="strong" disabled=${user && !text.trim() && !message.attached?.length}>${user ? t("ask") : t("save")}</button>
     </div>
   </form>`;
 };

@@ -291,9 +291,9 @@ const time = (value) => (Number.isFinite(value) ? Number(value) : 0);
  * @param {any} given @returns {{chat: Chat, messages: Message[]}} */
 function readChat(given) {
   const { chat, messages: all } = given;
-  if (!word(chat.id) || !Array.isArray(all)) throw new Error("format");
+  if (!word(chat.id) || /\p{Surrogate}/u.test(chat.id) || !Array.isArray(all)) throw new Error("format"); // half a pair has no URL
   const ids = new Map(all.map((message) => [message.id, newId()]));
-  const settings = Object.fromEntries(Object.keys(DEFAULTS).map((name) => [name, word(chat.settings?.[name]) || DEFAULTS[name]]));
+  const settings = { ...DEFAULTS, ...Object.fromEntries(Object.entries(chat.settings ?? {}).filter(([, value]) => word(value))) };
   const parents = parentsOf(all);
   const messages = all.map((message) => {
     if (!["user", "assistant", "tool"].includes(message.role)) throw new Error("format");
