@@ -173,6 +173,8 @@ def test_answer_is_stopped_continued_and_regenerated(page: Any) -> None:
 def test_edited_question_creates_a_branch(page: Any) -> None:
     send_and_wait(page, "Hello!")
     page.click(".message.user button[aria-label=Edit]")
+    page.fill(".editor textarea", " ")
+    expect(page.locator("text=Send as new branch")).to_be_disabled()
     page.fill(".editor textarea", "Good morning!")
     page.click("text=Send as new branch")
     page.wait_for_selector(".message.user [aria-label='Version 2 of 2']")
@@ -225,7 +227,11 @@ def test_import_adds_all_chats_of_a_file_or_none(page: Any, tmp_path: Path) -> N
     good = json.loads(file.read_text())["chats"][0]
     cyclic = json.loads(json.dumps(good).replace('"parent": null', '"parent": "a0"'))
     incomplete = {"chat": {"id": "b"}, "messages": [{"id": "1", "role": "user"}, {"role": "assistant", "calls": 5}]}
-    for chats, n, failed in (([good, {}], 0, 1), ([cyclic, incomplete], 2, 0), ([good | {"messages": [5]}], 2, 1)):
+    surrogate = good | {"chat": good["chat"] | {"id": "\ud800"}}
+    for chats, n, failed in (
+        *(([good, {}], 0, 1), ([cyclic, incomplete], 2, 0)),
+        *(([good | {"messages": [5]}], 2, 1), ([surrogate], 2, 1)),
+    ):
         file.write_text(json.dumps({"format": "llamapool-chats", "version": 1, "chats": chats}))
         page.set_input_files("input[type=file]", str(file))
         expect(page.locator(".chat-list [role=alert]")).to_have_count(failed)
@@ -240,6 +246,61 @@ def test_import_adds_all_chats_of_a_file_or_none(page: Any, tmp_path: Path) -> N
     expect(page.locator(".list li")).to_have_count(1)
     page.locator(".list a").click()
     expect(page.locator(".message")).to_have_count(2)
+
+
+def test_chat_whose_id_is_no_valid_unicode_can_be_deleted(page: Any) -> None:
+    chat = {"id": "\ud800", "title": "From a file", "created": 1, "updated": 1, "leaf": "a", "settings": {}}
+    page.evaluate(
+        """(chat) => new Promise((done) => {
+          indexedDB.open("llamapool").onsuccess = ({ target }) => {
+            const writing = target.result.transaction("chats", "readwrite");
+            writing.objectStore("chats").put(chat);
+            writing.oncomplete = done;
+          };
+        })""",
+        chat,
+    )
+    page.reload()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.click(".list button[aria-label^='Delete chat']")
+    expect(page.locator(".list li")).to_have_count(0)
+
+
+def test_import_keeps_all_sampling_settings(page: Any, tmp_path: Path) -> None:
+    file = chat_file(tmp_path)
+    file.write_text(file.read_text().replace('"thinking": "auto"', '"thinking": "auto", "repeat_penalty": "1.3"'))
+    import_chat(page, file)
+    send_message(page, "Hello!")
+    assert chat_body(page)["repeat_penalty"] == 1.3
+
+
+def test_long_chat_list_is_shown_in_parts(page: Any, tmp_path: Path) -> None:
+    file = chat_file(tmp_path)
+    read = json.loads(file.read_text())
+    read["chats"] = [one | {"chat": one["chat"] | {"id": f"c{i}"}} for one in read["chats"] for i in range(201)]
+    file.write_text(json.dumps(read))
+    page.set_input_files("input[type=file]", str(file))
+    expect(page.locator(".list a")).to_have_count(200)
+    page.click("text=and 1 more")
+    expect(page.locator(".list a")).to_have_count(201)
+
+
+def test_message_and_answer_belong_to_the_chat_in_which_the_message_was_sent(page: Any, tmp_path: Path) -> None:
+    import_chat(page, chat_file(tmp_path))
+    page.click(".bar button[aria-label='New chat']")
+    page.wait_for_selector(".greeting")
+    page.fill(".composer textarea", "Hello!")
+    page.evaluate("document.querySelector('.composer').requestSubmit(); location.hash = '#/chat/c'")
+    expect(page.locator(".list li")).to_have_count(2)
+    expect(page.locator(".message.user")).to_contain_text("Question 0")
+    assert chat_body(page)["messages"] == [{"role": "user", "content": "Hello!"}]
+    page.click(".list a:has-text('Hello!')")
+    wait_for_answer(page)
+    expect(page.locator(".message")).to_have_count(2)
+    page.click(".list a:has-text('From a file')")
+    page.reload()
+    expect(page.locator(".message")).to_have_count(2)
+    expect(page.locator(".message.user")).to_contain_text("Question 0")
 
 
 def test_chat_that_is_deleted_during_an_answer_leaves_no_messages(page: Any) -> None:
@@ -370,6 +431,30 @@ def test_chat_without_storage_works_and_shows_a_notice(visit: Visit, blocked: st
     expect(page.locator(".talk .notice")).to_contain_text("storage is full")
     page.evaluate("location.hash = '#/engine'")
     page.wait_for_selector(".slot")
+    page.evaluate("location.hash = '#/chat'")  # what is not stored lasts until the page is closed
+    page.wait_for_selector(".greeting")
+    send_and_wait(page, "Good morning!")
+    page.fill(".search input", "hello")
+    page.click(".list a:has-text('Hello!')")
+    expect(page.locator(".message")).to_have_count(2)
+    expect(page.locator(".message.user")).to_contain_text("Hello!")
+    page.fill(".search input", "")
+    assert exported_chats(page) == [("Good morning!", 2), ("Hello!", 2)]
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.locator(".list button[aria-label^='Delete chat']").last.click()
+    expect(page.locator(".list .title")).to_have_text(["Good morning!"])
+
+
+def exported_chats(page: Any) -> list[tuple[str, int]]:
+    """Return the title and the number of messages of each chat that the page exports."""
+    text = page.evaluate(
+        """new Promise((done) => {
+          const make = URL.createObjectURL;
+          URL.createObjectURL = (blob) => (blob.text().then(done), make(blob));
+          document.querySelector("button[aria-label='Export all chats']").click();
+        })"""
+    )
+    return [(one["chat"]["title"], len(one["messages"])) for one in json.loads(text)["chats"]]
 
 
 def test_escape_closes_panels_and_restores_the_focus(page: Any) -> None:
@@ -853,6 +938,27 @@ def test_title_is_edited_or_generated(page: Any) -> None:
     page.route("**/v1/chat/completions", lambda route: route.fulfill(json=reply))
     page.click("text=Let the model write a title")
     expect(page.locator(".list .title")).to_have_text("A Friendly Start")
+    reply["choices"][0]["message"]["content"] = None  # only reasoning
+    with page.expect_response("**/v1/chat/completions"):
+        page.click("text=Let the model write a title")
+    page.get_by_label("Title").fill("Hello again")
+    expect(page.locator(".list .title")).to_have_text("Hello again")
+    expect(page.locator(".settings [role=alert]")).to_have_count(0)
+
+
+def test_generated_title_belongs_to_the_chat_for_which_it_was_requested(page: Any, tmp_path: Path) -> None:
+    import_chat(page, chat_file(tmp_path))
+    page.click(".bar button[aria-label='New chat']")
+    send_and_wait(page, "Hello!")
+    held: list[Any] = []
+    page.route("**/v1/chat/completions", lambda route: held.append(route))  # noqa: PLW0108 (Playwright sets an attribute)
+    page.click("button[aria-label=Settings]")
+    with page.expect_request("**/v1/chat/completions"):
+        page.click("text=Let the model write a title")
+    page.click(".list a:has-text('From a file')")
+    expect(page.locator(".message.user")).to_contain_text("Question 0")
+    held[0].fulfill(json={"choices": [{"message": {"role": "assistant", "content": "A friendly start"}}]})
+    expect(page.locator(".list .title")).to_have_text(["A friendly start", "From a file"])
 
 
 def test_chat_continues_with_a_summary(page: Any, tmp_path: Path) -> None:
@@ -865,17 +971,60 @@ def test_chat_continues_with_a_summary(page: Any, tmp_path: Path) -> None:
     expect(page.locator(".message")).to_have_count(6)
 
 
+def save_chats(page: Any) -> None:
+    with page.expect_response("**/v1/files"):
+        page.click("button[aria-label='Save all chats on the server']")
+    expect(page.locator(".chat-list [role=status]")).to_have_text("The chats are saved on the server.")
+
+
+def load_chats(page: Any) -> None:
+    with page.expect_response("**/v1/files/*/content"):
+        page.click("button[aria-label='Load chats from the server']")
+
+
 def test_chats_are_saved_on_the_server_and_loaded(page: Any, new_visit: Callable[..., Visit], tmp_path: Path) -> None:
     page.click("button[aria-label='Load chats from the server']")
     expect(page.locator(".chat-list [role=alert]")).to_contain_text("no chats are stored there")
     import_chat(page, chat_file(tmp_path))
     page.on("dialog", lambda dialog: dialog.accept())
     for _ in range(2):
-        page.click("button[aria-label='Save all chats on the server']")
-        expect(page.locator(".chat-list [role=status]")).to_have_text("The chats are saved on the server.")
+        save_chats(page)
     other = new_visit().open()
-    other.click("button[aria-label='Load chats from the server']")
+    other.on("dialog", lambda dialog: dialog.accept())
+    load_chats(other)
     expect(other.locator(".list .title")).to_have_text("From a file")
+    other.click(".list a")
+    page.click(".message.assistant button[aria-label=Edit]")  # the open chat of the other browser becomes this version
+    page.fill(".editor textarea", "The corrected answer.")
+    page.click(".editor button:has-text('Save')")
+    save_chats(page)
+    load_chats(other)
+    expect(other.locator(".message.assistant .prose")).to_have_text("The corrected answer.")
+    load_chats(other)
+    for each, title in ((page, "Ours"), (other, "Theirs")):
+        each.click("button[aria-label=Settings]")
+        each.get_by_label("Title").fill(title)
+    save_chats(page)
+    load_chats(other)  # it was changed in both: the version of the server is a separate chat
+    expect(other.locator(".list .title")).to_have_text(["Theirs", "Ours"])
+    load_chats(other)
+    page.get_by_label("Title").fill("Ours, too")
+    save_chats(page)
+    load_chats(other)
+    expect(other.locator(".list .title")).to_have_text(["Ours, too", "Theirs"])
+    save_chats(other)
+    load_chats(page)
+    expect(page.locator(".list .title")).to_have_text(["Ours, too", "Theirs"])
+    page.click(".list a:has-text('Theirs')")
+    chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": " More."}}]})
+    body = f"data: {chunk}\n\ndata: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    page.click("button[aria-label=Continue]")
+    expect(page.locator(".list .title")).to_have_text(["Theirs", "Ours, too"])
+    save_chats(page)
+    load_chats(other)
+    expect(other.locator(".message.assistant .prose")).to_have_text("The corrected answer. More.")
+    expect(other.locator(".list .title")).to_have_text(["Theirs", "Ours, too"])
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import { chats, exported, imported, loadFromServer, removeChat, saveToServer, se
 const SHOWN = 200;
 const found = signal(/** @type {Set<string> | null} */ (null));
 
-/** @param {{current: string, onClose: () => void}} props */
-export const ChatList = ({ current, onClose }) => {
+/** @param {{current: string, onReplaced: (ids: string[]) => void, onClose: () => void}} props `onReplaced`: by an import */
+export const ChatList = ({ current, onReplaced, onClose }) => {
   const [query, setQuery] = useState("");
   const [wrong, setWrong] = useState("");
   const [said, setSaid] = useState("");
@@ -28,7 +28,7 @@ export const ChatList = ({ current, onClose }) => {
   const read = async (event) => {
     const file = event.target.files?.[0];
     event.target.value = "";
-    if (file) await tried("importFailed", async () => imported(await file.text()));
+    if (file) await tried("importFailed", async () => onReplaced(await imported(await file.text())));
   };
   /** @param {string} failed a text @param {() => Promise<unknown>} work @param {string} [done] a text */
   const tried = async (failed, work, done) => {
@@ -77,7 +77,7 @@ export const ChatList = ({ current, onClose }) => {
       <${IconButton} icon="out" label=${t("exportChats")} onClick=${download} disabled=${!chats.value.length} />
       <${IconButton} icon="in" label=${t("importChats")} onClick=${() => picker.current?.click()} />
       <${IconButton} icon="save" label=${t("serverSave")} onClick=${save} disabled=${!chats.value.length} />
-      <${IconButton} icon="restore" label=${t("serverLoad")} onClick=${() => tried("serverFailed", loadFromServer)} />
+      <${IconButton} icon="restore" label=${t("serverLoad")} onClick=${() => tried("serverFailed", async () => onReplaced(await loadFromServer()))} />
       <input ref=${picker} type="file" accept="application/json,.json" hidden onChange=${read} aria-label=${t("importChats")} />
     </div>
   `;

@@ -14,7 +14,8 @@ import { t } from "../../lib/texts.js";
  *   finish?: string, error?: string, stream?: string, resumeFrom?: string, attached?: Attached[]}} Message
  * @typedef {{system: string, schema: string, grammar: string, tools: string, thinking: string} & Record<string, string>} Settings
  *   `thinking`: "auto", "on" or "off"; the rest by their names in the API (`SAMPLING`)
- * @typedef {{id: string, title: string, created: number, updated: number, leaf: string | null, settings: Settings}} Chat
+ * @typedef {{id: string, title: string, created: number, updated: number, leaf: string | null, settings: Settings,
+ *   versions?: number[]}} Chat `versions`: the values of `updated` with which it was exported or imported
  */
 
 /** Numeric sampling parameters by the API's names: first those always shown, then those in a collapsed section. */
@@ -132,6 +133,8 @@ export async function messageOf(id) {
 /** @param {Chat} chat */
 export async function saveChat(chat) {
   if (removed.has(chat.id)) return;
+  const { versions } = chats.value.find(({ id }) => id === chat.id) ?? chat;
+  chat = { ...chat, versions };
   chats.value = [chat, ...chats.value.filter((one) => one.id !== chat.id)].sort((a, b) => b.updated - a.updated);
   if (await changed((table) => table.put(chat))) unsaved.chats.delete(chat.id);
   else unsaved.chats.set(chat.id, chat);
@@ -204,7 +207,13 @@ export function endBelow(children, from) {
   return at;
 }
 
+/** The versions of a chat with the present one. @param {Pick<Chat, "versions" | "updated">} chat */
+const versionsOf = ({ versions = [], updated }) => [...versions.filter((one) => one !== updated), updated].slice(-100);
+
 export async function exported() {
+  const fresh = chats.value.filter(({ versions, updated }) => !versions?.includes(updated)).map((chat) => ({ ...chat, versions: versionsOf(chat) }));
+  chats.value = merged(chats.value, fresh);
+  if (fresh.length && (await changed((heads) => fresh.forEach((chat) => void heads.put(chat))))) tellOtherTabs("");
   const found = [];
   for (const chat of chats.value) {
     found.push({ chat, messages: await messagesOf(chat.id) });
@@ -213,14 +222,13 @@ export async function exported() {
 }
 
 /**
- * Import chats that `exported` returned: all or none. Existing chats stay; a chat that was continued differently becomes
- * a separate chat. Throws an error with a message for the user if nothing was imported.
- * @param {string} text
+ * Import chats that `exported` returned: all or none. A later version of a chat replaces it; one that was also changed here
+ * becomes a separate chat. Throws an error with a message for the user if nothing was imported.
+ * @param {string} text @returns {Promise<string[]>} the ids of the chats that were replaced
  */
 export async function imported(text) {
   const read = parsed(text);
   if (read?.format !== "llamapool-chats" || !Array.isArray(read.chats)) throw new Error(t("importNoChats"));
-  const known = new Map(chats.value.map((chat) => [chat.id, chat.updated]));
   /** @type {{chat: Chat, messages: Message[]}[]} */
   const all = read.chats.map((/** @type {unknown} */ one, /** @type {number} */ i) => {
     try {
@@ -229,18 +237,52 @@ export async function imported(text) {
       throw new Error(t("importNoChat", i + 1));
     }
   });
-  const fresh = all.filter(({ chat }) => known.get(chat.id) !== chat.updated);
-  for (const one of fresh) if (known.has(one.chat.id) || removed.has(one.chat.id)) renamed(one);
+  /** @type {Map<string, Chat[]>} */
+  const families = new Map();
+  const enter = (/** @type {Chat} */ chat) => families.set(rootOf(chat.id), merged(families.get(rootOf(chat.id)) ?? [], [chat]));
+  chats.value.forEach(enter);
+  /** @type {typeof all} */
+  const fresh = [];
+  /** @type {string[]} */
+  const replaced = [];
+  /** @type {Message[]} */
+  const before = [];
+  for (const { chat, messages } of all) {
+    const same = families.get(rootOf(chat.id)) ?? [];
+    if (same.some((one) => versionsOf(one).includes(chat.updated))) continue; // this version, or a later one
+    const older = same.find(({ updated }) => chat.versions?.includes(updated));
+    const stored = older ? await messagesOf(older.id) : [];
+    if (older && stored.length <= messages.length) {
+      chat.id = older.id;
+      replaced.push(older.id);
+      before.push(...stored);
+    } else if (same.some(({ id }) => id === chat.id)) {
+      chat.id = `${rootOf(chat.id)}~${newId()}`;
+    }
+    for (const message of messages) message.chat = chat.id;
+    enter(chat);
+    fresh.push({ chat, messages });
+  }
   const kept = await changed((heads, table) => {
+    for (const { id } of before) table.delete(id);
     for (const { chat, messages } of fresh) {
       heads.put(chat);
       for (const message of messages) table.put(message);
     }
   });
   if (!kept) throw new Error(t("importNoRoom"));
-  chats.value = [...fresh.map(({ chat }) => chat), ...chats.value].sort((a, b) => b.updated - a.updated);
-  for (const { chat } of fresh) tellOtherTabs(chat.id);
+  for (const { id } of before) unsaved.messages.delete(id);
+  for (const { chat } of fresh) {
+    unsaved.chats.delete(chat.id);
+    removed.delete(chat.id);
+    tellOtherTabs(chat.id);
+  }
+  chats.value = merged(chats.value, fresh.map(({ chat }) => chat)).sort((a, b) => b.updated - a.updated);
+  return replaced;
 }
+
+/** The id of the chat of which another one is a separate version. @param {string} id */
+const rootOf = (id) => id.split("~")[0];
 
 const SERVER_FILE = "llamapool-chats.json";
 
@@ -260,11 +302,11 @@ export async function saveToServer() {
   for (const { id } of before) await call(`v1/files/${id}`, { method: "DELETE" });
 }
 
-/** Import the chats that are stored on the server. Throws an error with a message for the user. */
+/** Import the chats that are stored on the server, as `imported` does. Throws an error with a message for the user. */
 export async function loadFromServer() {
   const [newest] = await onServer();
   if (!newest) throw new Error(t("serverNoChats"));
-  await imported(await (await call(`v1/files/${newest.id}/content`)).text());
+  return imported(await (await call(`v1/files/${newest.id}/content`)).text());
 }
 
 /** @param {string} text */
@@ -274,12 +316,6 @@ function parsed(text) {
   } catch (error) {
     throw new Error(t("importNoJson", /** @type {Error} */ (error).message));
   }
-}
-
-/** @param {{chat: Chat, messages: Message[]}} one */
-function renamed({ chat, messages }) {
-  chat.id = newId();
-  for (const message of messages) message.chat = chat.id;
 }
 
 /** @param {unknown} value */
@@ -302,7 +338,9 @@ function readChat(given) {
   });
   const leaf = ids.get(chat.leaf) ?? messages.at(-1)?.id ?? null;
   const head = { id: chat.id, title: word(chat.title) || word(messages[0]?.content).slice(0, 80) };
-  return { chat: { ...head, created: time(chat.created), updated: time(chat.updated), leaf, settings: /** @type {Settings} */ (settings) }, messages };
+  const updated = time(chat.updated);
+  const versions = versionsOf({ versions: Array.isArray(chat.versions) ? chat.versions.filter(Number.isFinite) : [], updated });
+  return { chat: { ...head, created: time(chat.created), updated, leaf, settings, versions }, messages };
 }
 
 /** The parent of each message; a way up that leads into itself ends there. @param {any[]} all @returns {Map<string, string | null>} */

@@ -49,7 +49,9 @@ async function openChat(id) {
     open.value = chats.value.find((chat) => chat.id === id) ?? newChat(open.value.settings);
     messages.value = new Map(all.map((message) => [message.id, message]));
   });
-  for (const message of all) if (message.stream) void resume(message);
+  for (const message of all) {
+    if (message.stream && !running.value.has(message.id)) void resume(message).then(() => change({}, message.chat));
+  }
 }
 
 onOtherTab(async (id) => {
@@ -70,7 +72,7 @@ onOtherTab(async (id) => {
 export async function change(change, id = open.value.id) {
   const before = id === open.value.id ? open.value : chats.value.find((chat) => chat.id === id);
   if (!before) return; // it was deleted
-  const chat = { ...before, ...change };
+  const chat = { ...before, updated: Date.now(), ...change };
   if (id === open.value.id) open.value = chat;
   if (chat.leaf) await saveChat(chat);
 }
@@ -83,7 +85,7 @@ function add(given) {
   const message = { ...given, id: newId(), chat: open.value.id, created: Date.now() };
   messages.value = new Map(messages.value).set(message.id, message);
   void saveMessage(message);
-  void change({ leaf: message.id, updated: Date.now(), title: open.value.title || title(message) });
+  void change({ leaf: message.id, title: open.value.title || title(message) });
   return message;
 }
 
@@ -144,6 +146,7 @@ async function written(message, body) {
     if (messages.value.has(message.id)) messages.value = new Map(messages.value).set(message.id, failed);
     await saveMessage(failed);
   }
+  await change({}, message.chat); // another version than at its beginning
 }
 
 /** @param {string} text @param {Attached[]} attached */
@@ -194,6 +197,7 @@ const actions = {
     const corrected = { ...message, content: text };
     messages.value = new Map(messages.value).set(message.id, corrected);
     await saveMessage(corrected);
+    await change({}, message.chat);
   },
   /** @param {Message} message */
   async again(message) {
@@ -208,7 +212,7 @@ const actions = {
   },
   /** @param {Message} message */
   async show(message) {
-    await change({ leaf: endBelow(children.value, message).id });
+    await change({ leaf: endBelow(children.value, message).id, updated: open.value.updated }); // nothing new
   },
   /** @param {Message} message */
   proceed: (message) => proceed(message.id),
@@ -266,7 +270,8 @@ export const ChatView = () => {
   return html`
     <div ref=${frame} class=${classes("chat", shown === "settings" && "with-settings")} onKeyDown=${left}>
       <aside class=${classes("chat-list", panel.value === "chats" && "shown")} aria-label=${t("chats")}>
-        <${ChatList} current=${open.value.id} onClose=${() => (panel.value = "")} />
+        <${ChatList} current=${open.value.id} onClose=${() => (panel.value = "")}
+          onReplaced=${(/** @type {string[]} */ ids) => ids.includes(open.value.id) && openChat(open.value.id)} />
       </aside>
       <section class="talk" aria-label=${open.value.title || t("newChat")}>
         <header class="bar">
