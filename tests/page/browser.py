@@ -303,6 +303,32 @@ def test_message_and_answer_belong_to_the_chat_in_which_the_message_was_sent(pag
     expect(page.locator(".message.user")).to_contain_text("Question 0")
 
 
+def test_chat_that_is_read_after_another_was_opened_stays_closed(page: Any, tmp_path: Path) -> None:
+    import_chat(page, chat_file(tmp_path))
+    page.click(".bar button[aria-label='New chat']")
+    page.wait_for_selector(".greeting")
+    page.evaluate(
+        """() => {
+          const read = IDBIndex.prototype.getAll;
+          window.reading = new Promise((begun) => {
+            IDBIndex.prototype.getAll = function (...given) {
+              const held = {};
+              const request = read.apply(this, given);
+              request.onsuccess = () => begun(() => held.onsuccess((held.result = request.result)));
+              return held;
+            };
+          });
+        }"""
+    )
+    page.click(".list a:has-text('From a file')")
+    page.evaluate("window.reading.then((end) => { window.end = end; })")
+    page.click(".bar button[aria-label='New chat']")
+    page.wait_for_function("location.hash === '#/chat'")
+    page.evaluate("window.end()")
+    send_and_wait(page, "Hello!")
+    expect(page.locator(".list li")).to_have_count(2)
+
+
 def test_chat_that_is_deleted_during_an_answer_leaves_no_messages(page: Any) -> None:
     page.once("dialog", lambda dialog: dialog.dismiss())
     start_letters(page, ENDLESS)
@@ -938,7 +964,8 @@ def test_title_is_edited_or_generated(page: Any) -> None:
     page.route("**/v1/chat/completions", lambda route: route.fulfill(json=reply))
     page.click("text=Let the model write a title")
     expect(page.locator(".list .title")).to_have_text("A Friendly Start")
-    reply["choices"][0]["message"]["content"] = None  # only reasoning
+    only_reasoning = {"choices": [{"message": {"role": "assistant", "content": None}}]}
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(json=only_reasoning))
     with page.expect_response("**/v1/chat/completions"):
         page.click("text=Let the model write a title")
     page.get_by_label("Title").fill("Hello again")

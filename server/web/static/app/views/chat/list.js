@@ -70,7 +70,8 @@ export const ChatList = ({ current, onReplaced, onClose }) => {
           <${IconButton} icon="trash" label=${`${t("removeChat")}: ${chat.title}`} onClick=${() => remove(chat)} />
         </li>`,
       )}
-      ${fitting.length > n && html`<li class="none"><button type="button" onClick=${() => setN(n + SHOWN)}>${t("andMore", number(fitting.length - n))}</button></li>`}
+      ${fitting.length > n && html`<li class="none">
+        <button type="button" onClick=${() => setN(n + SHOWN)}>${t("andMore", number(fitting.length - n))}</button></li>`}
       ${found.value && !shown.length && html`<li class="quiet none">${t("nothingFound")}</li>`}
     </ul>
     <div class="list-foot">

@@ -45,6 +45,7 @@ const SHOWN_AT_ONCE = 60;
 /** @param {string | undefined} id */
 async function openChat(id) {
   const all = id && chats.value.some((chat) => chat.id === id) ? await messagesOf(id) : [];
+  if (place.value.rest[0] !== id) return; // another chat was opened meanwhile
   batch(() => {
     open.value = chats.value.find((chat) => chat.id === id) ?? newChat(open.value.settings);
     messages.value = new Map(all.map((message) => [message.id, message]));
