@@ -23,8 +23,8 @@ _SCALAR = re.compile(r"[\w.+-]*", re.ASCII)
 _IN_STRING = re.compile(r'\s*(?=[\[{"])(?:[\s\w{}\[\]:,.+-]|"(?:[^"\\\x00-\x1f]|\\.)*+")*+"(?:[^"\\\x00-\x1f]|\\.)*+')
 """JSON from the start of a list, an object or a string that ends inside a string."""
 _TOKEN = re.compile(r"""'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)|\s+|\b(?:True|False|None)\b""", re.DOTALL)
-_SCALAR_SO_FAR = re.compile(r"\s*(?:[tfnTFN][a-zA-Z]{0,4}|[\d.eE+-]*)\s*\Z")
-_VALUE_SO_FAR = re.compile(rf"\s*[\[{{]|{_SCALAR_SO_FAR.pattern}")
+_SCALAR_SO_FAR = re.compile(r"\s*+(?:[tfnTFN][a-zA-Z]{0,4}|[\d.eE+-]*)\s*+\Z")
+_VALUE_SO_FAR = re.compile(rf"\s*+[\[{{]|{_SCALAR_SO_FAR.pattern}")
 """The start of a value that may become a constant or a number, or also a list or an object."""
 _MAX_UNDECIDED = 64
 """The parts of a value after which it is not examined again before its end."""

@@ -1,6 +1,7 @@
 """The cost of parsing grows linearly with the output, and that of grammars with the schema."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -69,6 +70,14 @@ def test_untyped_argument_in_brackets_is_not_read_bracket_by_bracket(
 ) -> None:
     monkeypatch.delattr(Reader, "consume")
     assert as_json(text, ANY)[0] == ("[" if text.endswith("]") else '"')
+
+
+def test_start_of_an_argument_of_several_types_is_examined_in_linear_time() -> None:
+    """A text after 50,000 spaces took minutes."""
+    tools = [tool("get_weather", {"type": "object", "properties": {"place": {"type": ["string", "null"]}}})]
+    parser, started_at = make_parser("qwen3-coder", tools=tools), time.process_time()
+    parser.feed(CALLS["qwen3-coder"].partition("{")[0] + " " * 50_000 + "a")
+    assert time.process_time() - started_at < 10
 
 
 class CountingSchema(dict[str, Any]):
