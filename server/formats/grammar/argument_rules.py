@@ -7,7 +7,7 @@ notations of Gemma 4 (`Braces`) and MiniMax M3 (`Elements`) are converted value 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from server.errors import InvalidRequest
@@ -47,10 +47,11 @@ _REMARKS = frozenset(  # omitted, so that equal rules are shared
     ("title", "description", "default", "example", "examples", "deprecated", "readOnly", "$comment", "$schema")
 )
 _LIMITS = frozenset(("enum", "const", "maxLength", "pattern", "not", "if", "allOf", "anyOf", "oneOf", "$ref"))
+_NUMBER_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _LIMITS_OF_ONE_TYPE = frozenset(
     [
-        *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-        *("multipleOf", "items", "minItems", "maxItems", "required", "additionalProperties"),
+        *("minLength", "maxLength", "pattern", "format", *_NUMBER_LIMITS),
+        *("items", "minItems", "maxItems", "required", "additionalProperties"),
     ]
 )
 _PLAIN_OBJECT = _REMARKS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
@@ -380,14 +381,18 @@ class _Nested:
             texts = [value for value in values if isinstance(value, str)]
             others = [value for value in values if not isinstance(value, str)]
             written = [f"{self._literal(value)} {self._text.literal(end)}" for value in others]
-            return self._one_of([self._string(schema, end, texts), *written] if texts else written)
+            with self._text.alternatives() if others else nullcontext():
+                return self._one_of([self._string(schema, end, texts), *written] if texts else written)
         if choices := _choices(schema, self._text):
             with self._text.alternatives():
                 return self._one_of(self.value(part, end) for part in choices)
         kinds = self.kinds(schema)
         if not kinds and not _LIMITS_OF_ONE_TYPE.isdisjoint(schema):
             kinds = [*APART] if isinstance(self._notation, Braces) else ["string"]
-        return self._one_of(self._kind(kind, schema, end) for kind in kinds) if kinds else self._anything(end)
+        if not kinds:
+            return self._anything(end)
+        with self._text.alternatives() if len(kinds) > 1 else nullcontext():
+            return self._one_of(self._kind(kind, schema, end) for kind in kinds)
 
     def kinds(self, schema: Schema) -> list[str]:
         """Return the JSON types in the schema; empty if any type is allowed."""
@@ -410,8 +415,8 @@ class _Nested:
                 return self._object(schema, end)
             case "array":
                 return self._array(schema, end)
-        kept = {key: value for key, value in schema.items() if key not in ("enum", "const")}
-        return f"{json_rule({**kept, 'type': kind}, {}, self._text)} {self._text.literal(end)}"
+        limits = {key: schema[key] for key in _NUMBER_LIMITS if key in schema}
+        return f"{json_rule({**limits, 'type': kind}, {}, self._text)} {self._text.literal(end)}"
 
     def _looped(self, key: str, make: Callable[[], str], end: str) -> str:
         """Return a rule that may be recursive."""

@@ -322,6 +322,9 @@ def test_limits_of_a_text_without_a_type_are_enforced_in_nested_notations(
         ({"minimum": 3}, [3, 3.5, "a", [1], {"a": 2}], [2]),
         ({"items": {"maximum": 3}, "maxItems": 1}, [[2], "a", 5], [[5], [1, 2]]),
         ({"required": ["a"]}, [{"a": 1}, 3], [{"b": 1}, {}]),
+        ({"items": {"$ref": "#/$defs/n"}}, [[1], "a", 5, None], [["a"]]),
+        ({"pattern": "^a", "maxLength": 0}, [5, None, [1]], ["a"]),
+        ({"enum": ["a", 5, None], "pattern": "^b"}, [5, None], ["a", "b"]),
     ],
 )
 def test_limits_of_other_values_without_a_type_are_enforced_in_braces(
@@ -332,7 +335,9 @@ def test_limits_of_other_values_without_a_type_are_enforced_in_braces(
 
 def assert_values(name: str, schema: Any, valid: list[object], invalid: list[object]) -> None:
     """Assert which values of a parameter the format's grammar accepts, and that valid ones parse back."""
-    tools = [tool("step", {"type": "object", "properties": {"x": schema}, "required": ["x"]})]
+    definitions = {"n": {"type": "number"}}
+    parameters = {"type": "object", "properties": {"x": schema}, "required": ["x"], "$defs": definitions}
+    tools = [tool("step", parameters)]
     grammar = WORDS.lark(forced_calls(name, "", tools))
     for value in (*valid, *invalid):
         text = calls_text(formats.BY_NAME[name].syntax, [("step", json.dumps({"x": value}))])
