@@ -173,11 +173,11 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def on_headers_complete(self) -> None:
-        self._n_bytes, self.url = 0, self.url.replace(b"#", b"%23")
+        self._n_bytes, self.url, before = 0, self.url.replace(b"#", b"%23"), self.cycle
         super().on_headers_complete()
         if not self.pipeline:
             self._running = self.cycle
-        if self.scope["http_version"] == "1.0":
+        if self.scope["http_version"] == "1.0" and self.cycle is not before:  # no WebSocket handshake
             self.cycle.__class__ = _Http10Cycle
             self.cycle.keep_alive = self.parser.should_keep_alive()
 
@@ -205,10 +205,11 @@ class _Http10Cycle(RequestResponseCycle):
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             headers = list(message["headers"])
-            self._has_length = any(name == b"content-length" for name, _ in headers)
+            names = {name for name, _ in headers}
+            self._has_length = b"content-length" in names
             if not self._has_length:
                 self.keep_alive = self.chunked_encoding = False
-            elif self.keep_alive:
+            elif self.keep_alive and b"connection" not in names:
                 message = message | {"headers": [*headers, (b"connection", b"keep-alive")]}
         elif not self._has_length:
             self.expected_content_length = len(message.get("body", b""))

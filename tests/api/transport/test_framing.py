@@ -152,6 +152,14 @@ async def test_websocket_handshake_during_another_request_closes_the_connection(
         assert await server.exchange(first + BODY + handshake) == b""
 
 
+async def test_websocket_handshake_in_http_1_0_is_accepted(live: GoLive) -> None:
+    """Old proxies that pass the headers of a handshake send HTTP/1.0."""
+    async with live() as server:
+        reader, writer = await server.connect(b"GET /v1/responses HTTP/1.0\r\nHost: x\r\n" + HANDSHAKE + b"\r\n")
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 101 ")
+        writer.close()
+
+
 UPLOAD = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n"
 PIPELINED = {
     "one segment": [],
