@@ -56,6 +56,7 @@ class Entry:
     pin: bool | None = None  # overrides the settings' pinned
     keep_alive_s: float | None = None  # overrides the settings' sleep_idle_s while it is loaded
     waiters: dict[asyncio.Future[Lease], bool] = field(default_factory=dict)  # whether it may load the model
+    asked_at: float = -inf  # when the first of the waiters began to wait
     after_drain: Status = Status.UNLOADED
     task: asyncio.Task[None] | None = None  # the last load or drain
     sizing: asyncio.Task[None] | None = None  # measures it

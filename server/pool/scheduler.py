@@ -147,6 +147,8 @@ class Scheduler:
         waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         if may_load and entry.restarting and entry.without_request and entry.id in self.queue:
             self.queue[entry.id] = max(self.queue.pop(entry.id), self._clock())  # its place is that of the request
+        if not entry.waiters:
+            entry.asked_at = self._clock()
         entry.waiters[waiter] = may_load
         self.enqueue(entry)
         try:
@@ -584,8 +586,10 @@ class Scheduler:
                     self.drain(entry, Status.SLEEPING, 0.0)
         self._decide()
         wait_s = self._limits.wait_s
-        for model in [model for model, since in self.queue.items() if wait_s and now - since >= wait_s]:
+        for model, since in [*self.queue.items()]:
             entry = self._entries[model]
+            if not wait_s or now - max(since, entry.asked_at) < wait_s:
+                continue
             if entry.starting and any(each.status is Status.LOADING for each in self._entries.values()):
                 continue  # it may fit, and waits for the loads of other models
             if entry.waiters or not entry.without_request:  # otherwise no request waits

@@ -128,6 +128,24 @@ async def test_request_that_names_a_startup_model_during_the_start_waits_at_most
         await s.use("m8")
 
 
+async def test_request_late_in_the_start_waits_wait_s_from_its_arrival() -> None:
+    startup = [spec(model, load="startup") for model in ("m0", "m1", "m2", "m8")]
+    async with sized_pool(*startup, wait_s=60.0, patience_s=1000.0) as s:
+        await s.pool.start()
+        others = [s.start_acquire(each.id) for each in startup[:3]]
+        await s.run_until_loading("m0")
+        s.clock.now += 100
+        waiting = s.start_acquire("m8")
+        await s.run_jobs()
+        await s.advance(59)
+        assert not waiting.done()
+        await s.advance(1)
+        with pytest.raises(NoRoom):
+            await asyncio.wait_for(waiting, 10)
+        for task in others:
+            (await task).release()
+
+
 @pytest.mark.parametrize("has_request", [False, True])
 async def test_restart_waits_for_the_load_of_another_model_longer_than_wait_s(has_request: bool) -> None:
     async with sized_pool("m0", "m1", wait_s=5.0) as s:
