@@ -147,6 +147,10 @@ class Engine(Instances[Instance]):
             total.media_cache_bytes = self._encoder.cache.size
         return total
 
+    def needs_preparation(self, params: SamplingParams) -> bool:
+        """Return whether `prepare_sampler` should run before a request with `params` is submitted."""
+        return any(instance.runner.needs_preparation(params) for instance in self._instances)
+
     def prepare_sampler(self, params: SamplingParams) -> None:
         """Compute what step threads need to sample with `params`, so that they do not. Blocks; for any thread while the
         model is leased. Raises `InvalidRequest`.

@@ -136,6 +136,9 @@ class Runner(Protocol):
         Raises `server.errors.InternalError` if the library rejects the batch.
         """
 
+    def needs_preparation(self, params: SamplingParams) -> bool:
+        """Return whether `sampler` would be slow with these parameters. For any thread."""
+
     def prepare_sampler(self, params: SamplingParams) -> None:
         """Compute and cache what would make `sampler` slow with these parameters. Blocks; may be called in any thread
         until the weights are closed. Raises `InvalidRequest`.

@@ -120,8 +120,9 @@ class Session:
             on_event_loop = only_tokenizes and is_short and not media and model.spec.shape is None
             with contextlib.nullcontext() if on_event_loop else model.engine.preparing():
                 result = self._timed(work, context) if on_event_loop else await self._in_thread(lambda: work(context))
-                for sampling in {r.sampling for r in result.requests if r.sampling.uses_dry}:
-                    await self._in_thread(partial(model.engine.prepare_sampler, sampling), is_long=True)
+                for sampling in {request.sampling for request in result.requests}:
+                    if model.engine.needs_preparation(sampling):
+                        await self._in_thread(partial(model.engine.prepare_sampler, sampling), is_long=True)
                 if self._names_adapter and any(request.adapters is None for request in result.requests):
                     raise NotFound(f"the LoRA adapter '{short(name or '')}' was unloaded meanwhile")
                 _check_number(result.requests, model)

@@ -313,13 +313,15 @@ class FakeRunner:
             banned |= self.vocab.eog
         return next(t for t in (token, ord("x"), ord("y"), ord("z")) if t not in banned)
 
+    def needs_preparation(self, params: SamplingParams) -> bool:
+        return params.uses_dry and not any(replace(params, seed=each.seed) == each for each in self.prepared)
+
     def prepare_sampler(self, params: SamplingParams) -> None:
         assert threading.current_thread() is not threading.main_thread(), "the event loop would wait"
         self.prepared.add(params)
 
     def sampler(self, params: SamplingParams, prompt: Sequence[int]) -> FakeSampler:
-        is_prepared = any(replace(params, seed=each.seed) == each for each in self.prepared)
-        assert is_prepared or not params.uses_dry, "the step thread would wait"
+        assert not self.needs_preparation(params), "the step thread would wait"
         sampler = FakeSampler(params, params.seed if params.seed != 0xFFFFFFFF else 7, list(prompt))
         self.samplers.append(sampler)
         return sampler

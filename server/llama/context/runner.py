@@ -125,6 +125,9 @@ class LlamaRunner(NativeSequences):
             raise InternalError(f"{len(entries)} media of {sorted(sizes)} tokens can't be read all at once")
         return self._decode_batch(self._media, entries, causal=causal)
 
+    def needs_preparation(self, params: SamplingParams) -> bool:
+        return not self._samplers.is_prepared(params)
+
     def prepare_sampler(self, params: SamplingParams) -> None:
         self._samplers.prepare(params)
 

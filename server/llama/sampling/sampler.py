@@ -6,18 +6,21 @@ Parameters are checked first, because the library aborts or returns garbage with
 import ctypes
 import math
 import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from functools import lru_cache
 
 from server.engine.request import RANDOM_SEED, SAMPLERS, SamplingParams
 from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, fast
 from server.llama.vocab import LlamaVocab
 
+_DryKey = tuple[float, float, int, int, tuple[str, ...]]
+
 MAX_BREAKERS = 128
 _BREAKER_BYTES = 40  # of a breaker that the library uses
-_MAX_BREAKER_WORK = 100_000  # seconds of time, and 20 MB for each copy of the sampler
+_MAX_BREAKER_WORK = 100_000  # matches: seconds of time, and 20 MB for each copy of the sampler
 _MAX_FLOAT = 3.4028234663852886e38
 _MAX_INT = (1 << 31) - 1
 _FLOATS, _INTS = (
@@ -57,7 +60,7 @@ def check_sampling(params: SamplingParams, n_vocab: int) -> None:
 
 
 _MIROSTAT_M = 100  # as in llama-server
-_CACHED_DRY = 64
+_CACHED_DRY, _CACHED_WORK = 64, 4 * _MAX_BREAKER_WORK
 
 
 class NativeSampler:
@@ -119,7 +122,12 @@ class SamplerFactory:
         self._vocab = vocab
         self._n_ctx = n_ctx
         # DRY reads the whole vocabulary for each breaker (up to 0.5 s), so samplers are cached and copied
-        self._dry = lru_cache(_CACHED_DRY)(self._new_dry)
+        self._dry: OrderedDict[_DryKey, tuple[NativeSampler, int]] = OrderedDict()  # with its matches
+        self._dry_lock = threading.Lock()
+
+    def is_prepared(self, params: SamplingParams) -> bool:
+        """Return whether `build` takes little time. Thread-safe."""
+        return not params.uses_dry or self._dry_key(params) in self._dry
 
     def prepare(self, params: SamplingParams) -> None:
         """Cache the DRY sampler of `params`. Raises `InvalidRequest` for invalid parameters. Thread-safe."""
@@ -151,7 +159,7 @@ class SamplerFactory:
 
     def close(self) -> None:
         """Free the cached DRY samplers."""
-        self._dry.cache_clear()
+        self._dry.clear()
 
     def _windows(self, params: SamplingParams) -> tuple[int, int]:
         """Return the last tokens that penalties and DRY consider; 0 = off. -1 in a request is the whole context."""
@@ -185,7 +193,8 @@ class SamplerFactory:
                     penalties = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
                     yield fast.sampler_init_penalties(n_vocab, window, *penalties)
                 case "dry":
-                    yield C.llama_sampler_clone(self._cached_dry(params).chain)
+                    cached = self._cached_dry(params)  # keeps it alive: another thread may remove it from the cache
+                    yield C.llama_sampler_clone(cached.chain)
                 case "top_n_sigma":
                     yield fast.sampler_init_top_n_sigma(params.top_n_sigma)
                 case "top_k":
@@ -217,27 +226,43 @@ class SamplerFactory:
         return biases
 
     def _cached_dry(self, p: SamplingParams) -> NativeSampler:
+        key = self._dry_key(p)
+        with self._dry_lock:
+            if key in self._dry:
+                self._dry.move_to_end(key)
+                return self._dry[key][0]
+        sampler, n_matches = self._new_dry(*key)
+        with self._dry_lock:
+            self._dry[key] = sampler, n_matches
+            while len(self._dry) > _CACHED_DRY or sum(n for _, n in self._dry.values()) > _CACHED_WORK:
+                self._dry.popitem(last=False)
+        return sampler
+
+    def _dry_key(self, p: SamplingParams) -> _DryKey:
         window = self._window(p.dry_penalty_last_n)
-        return self._dry(p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, p.dry_sequence_breakers)
+        return p.dry_multiplier, p.dry_base, p.dry_allowed_length, window, p.dry_sequence_breakers
 
     def _new_dry(
         self, multiplier: float, base: float, allowed_length: int, window: int, breakers: Sequence[str]
-    ) -> NativeSampler:
+    ) -> tuple[NativeSampler, int]:
+        """Return a DRY sampler and the number of matches of its breakers. Raises `InvalidRequest`."""
         for text in breakers if self._vocab.missing_bytes else ():  # the library tokenizes parts of the text
             if not text.isascii():
                 raise InvalidRequest("the model's vocabulary cannot spell every text", "dry_sequence_breakers")
             self._vocab.tokenize(text, add_special=False, parse_special=False)
         cut = (text.encode("utf-8", "replace").partition(b"\0")[0][:_BREAKER_BYTES] for text in breakers)
         used = [raw for raw in dict.fromkeys(cut) if raw]
-        self._check_work(used)
+        n_matches = self._n_matches(used)
         texts = (ctypes.c_char_p * len(used))(*used)
         limits = multiplier, base, allowed_length, window
-        return NativeSampler(C.llama_sampler_init_dry(self._vocab.pointer, *limits, texts, len(used)), 0, True)
+        chain = C.llama_sampler_init_dry(self._vocab.pointer, *limits, texts, len(used))
+        return NativeSampler(chain, 0, True), n_matches
 
-    def _check_work(self, breakers: Sequence[bytes]) -> None:
-        """Raise `InvalidRequest` if breakers match too many tokens. The library keeps each token that contains one, and
-        for each that ends with the start of one it tokenizes the rest (llama-sampler.cpp,
-        get_overlapping_token_sequences).
+    def _n_matches(self, breakers: Sequence[bytes]) -> int:
+        """Return how many tokens breakers match. Raises `InvalidRequest` for too many.
+
+        The library keeps each token that contains one, and for each that ends with the start of one it tokenizes the
+        rest (llama-sampler.cpp, get_overlapping_token_sequences).
         """
         pieces = self._vocab.terminated_pieces()
         n = 0
@@ -248,6 +273,7 @@ class SamplerFactory:
                     "dry_sequence_breakers match too many tokens of the vocabulary; use fewer, or rarer first letters"
                 )
                 raise InvalidRequest(reason, "dry_sequence_breakers")
+        return n
 
 
 def _is_greedy(p: SamplingParams) -> bool:

@@ -94,7 +94,7 @@ class Worker(Connection):
 
     def __init__(self, end: socket.socket, lost: Callable[[], object] = lambda: os._exit(0)) -> None:
         self._threads = ThreadPoolExecutor(8, "model")
-        self._grammars = ThreadPoolExecutor(1, "grammar")
+        self._grammars, self._samplers = (ThreadPoolExecutor(1, name) for name in ("grammar", "sampler"))
         self._loader: Loader  # after `_start`
         self._generator: ReportingEngine  # after `_load`, if the model has one, as the reader
         self._reader: MediaReader
@@ -222,27 +222,27 @@ class Worker(Connection):
 
     # ---- requests
 
-    def _receive(self, number: int, body: bytes, has_grammar: bool, uses_dry: bool) -> None:
-        """Submit a request. One with a grammar or a DRY sampler is decoded in a thread, which prepares these."""
+    def _receive(self, number: int, body: bytes, has_grammar: bool) -> None:
+        """Submit a request. One with a grammar is decoded in a thread, because the grammar may have to be compiled."""
         self.requests[number] = None
         decode = Decoder([body], self._local_object).load
-
-        def prepared() -> Request:
-            request: Request = decode()
-            self._generator.prepare_sampler(request.sampling)
-            return request
-
-        if has_grammar or uses_dry:
-            decoding = self._loop.run_in_executor(self._grammars if has_grammar else self._threads, prepared)
+        if has_grammar:
+            decoding = self._loop.run_in_executor(self._grammars, decode)
             decoding.add_done_callback(lambda done: self._submit(number, done.result))
         else:
             self._submit(number, decode)
 
     def _submit(self, number: int, decoded: Callable[[], Request]) -> None:
-        """Submit a request to the engine, unless it was cancelled; an error becomes its last event."""
+        """Submit a request to the engine, unless it was cancelled; an error becomes its last event.
+
+        A thread prepares a sampler that takes long first.
+        """
         try:
             request = decoded()
-            if number in self.requests:
+            if number in self.requests and self._generator.needs_preparation(request.sampling):
+                preparing = self._loop.run_in_executor(self._samplers, self._prepared, request)
+                preparing.add_done_callback(lambda done: self._submit(number, done.result))
+            elif number in self.requests:
                 self.requests[number] = ticket = self._generator.submit(request, partial(self._end, number))
                 if ticket.ended:  # its last event was sent before this assignment
                     self.requests.pop(number, None)
@@ -250,6 +250,10 @@ class Worker(Connection):
         except Exception as error:  # noqa: BLE001 - fails only this request
             if number in self.requests:
                 self._end(number, [Failed(portable(error))])
+
+    def _prepared(self, request: Request) -> Request:
+        self._generator.prepare_sampler(request.sampling)
+        return request
 
     def _end(self, number: int, events: list[Event]) -> None:
         """Send the last event of a request if no step sends it."""

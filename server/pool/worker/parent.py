@@ -141,11 +141,10 @@ class WorkerProcess(Connection):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def submit(self, number: int, request: Request) -> None:
-        """Send a request as bytes, because the worker decodes it in a thread if it has a grammar or a DRY sampler."""
+        """Send a request as bytes, because the worker decodes it in a thread if it has a grammar."""
         if isinstance(request.constraint, ReasoningEnd):
             request.constraint.switch.on_end = partial(self.notify, "end_reasoning", number)
-        kinds = request.constraint is not None, request.sampling.uses_dry
-        self.notify("submit", number, self._new_encoder().pickled(request), *kinds)
+        self.notify("submit", number, self._new_encoder().pickled(request), request.constraint is not None)
 
     def _new_encoder(self) -> Encoder:
         vocab = None if self._vocabulary is None else self._vocabulary.vocab

@@ -124,8 +124,12 @@ class IsolatedEngine(EngineProxy):
 
     # ---- requests
 
+    def needs_preparation(self, params: SamplingParams) -> bool:
+        """Return False: the worker prepares samplers before it submits a request."""
+        return False
+
     def prepare_sampler(self, params: SamplingParams) -> None:
-        """Do nothing: the worker prepares it before it submits a request."""
+        """Do nothing."""
 
     def submit(self, request: Request, sink: Sink) -> Ticket:
         """Queue `request`; `sink` receives its events. Raises errors that the server can detect; others are the first

@@ -1,5 +1,6 @@
 """llama-server's own API over a fake model: /completion, /infill, and its `verbose` field in OpenAI's endpoints."""
 
+import asyncio
 import json
 import threading
 from typing import Any
@@ -54,6 +55,18 @@ async def test_a_dry_sampler_is_prepared_outside_of_the_step_thread(serve: Serve
     """It takes seconds with many sequence breakers. `FakeRunner` fails otherwise."""
     async with serve(scripted("one")) as api:
         await api.expect(f"POST {URL}", {"prompt": "Hi", "dry_multiplier": 1.0, "seed": 5, "n_cmpl": n}, part="one")
+
+
+async def test_a_prepared_dry_sampler_does_not_wait_for_long_texts_of_other_requests(serve: Serve) -> None:
+    async with serve(scripted("one")) as api:
+        body, unblock = {"prompt": "Hi", "dry_multiplier": 1.0}, threading.Event()
+        await api.expect(f"POST {URL}", body, part="one")
+        api.app.state.services.prepare_long.submit(unblock.wait, 60)
+        try:
+            async with asyncio.timeout(30):
+                await api.expect(f"POST {URL}", body, part="one")
+        finally:
+            unblock.set()
 
 
 async def test_reply_names_the_stop_string_and_includes_its_tokens(serve: Serve) -> None:

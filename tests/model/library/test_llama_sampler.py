@@ -88,6 +88,35 @@ def test_a_dry_sampler_is_built_once_before_its_sequences_begin(
         runner.sampler(params, []).close()
 
 
+def test_cached_dry_samplers_are_limited_by_their_matches(runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = (replace(UNTRUNCATED, dry_multiplier=m, dry_sequence_breakers=("em",)) for m in (1.0, 2.0, 3.0))
+    runner.prepare_sampler(first)
+    assert not runner.needs_preparation(first)
+    n_matches = sum(runner.vocab.piece(token).endswith(b"e") for token in range(runner.vocab.n_tokens))
+    monkeypatch.setattr(sampler_module, "_CACHED_WORK", 2 * n_matches + 9)
+    for params in others:
+        runner.prepare_sampler(params)
+    assert [runner.needs_preparation(each) for each in (first, *others)] == [True, False, False]
+
+
+def test_a_dry_sampler_that_leaves_the_cache_is_not_freed_while_it_is_copied(
+    runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = replace(UNTRUNCATED, dry_multiplier=4.0)
+    freed, free, clone = list[int](), sampler_module.fast.sampler_free, sampler_module.C.llama_sampler_clone
+
+    def checked_clone(chain: int) -> int:
+        assert chain not in freed
+        copy: int = clone(chain)
+        return copy
+
+    monkeypatch.setattr(sampler_module, "_CACHED_DRY", 0)
+    monkeypatch.setattr(sampler_module.fast, "sampler_free", lambda chain: (freed.append(chain), free(chain)))
+    monkeypatch.setattr(sampler_module.C, "llama_sampler_clone", checked_clone)
+    runner.sampler(params, []).close()
+    assert len(freed) == 2
+
+
 def test_rejects_dry_sequence_breakers_that_match_too_many_tokens(
     runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

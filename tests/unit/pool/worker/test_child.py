@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from server.engine.request import Request
+from server.engine.request import Request, SamplingParams
 from server.engine.sequence import Ticket
 from server.media.bitmap import Bitmap
 from server.pool.worker.child import Worker
@@ -34,11 +34,12 @@ class WorkerHarness:
         """Call a function as the server does."""
         self.worker.functions[function](*arguments)
 
-    def submit(self, number: int, n_prompt: int = 3) -> None:
+    def submit(self, number: int, n_prompt: int = 3, dry_base: float = 0.0) -> None:
         """Submit a request whose grammar must be compiled first."""
-        request = Request(f"r{number}", [1] * n_prompt, max_tokens=10_000, constraint=reasoning_constraint())
+        constraint, sampling = reasoning_constraint(), SamplingParams(dry_multiplier=1.0, dry_base=dry_base)
+        request = Request(f"r{number}", [1] * n_prompt, sampling=sampling, max_tokens=10_000, constraint=constraint)
         body = Encoder(VOCAB, HandleTable[Bitmap]().add).pickled(request)
-        self.call("submit", number, body, True, False)
+        self.call("submit", number, body, True)
 
     async def until_submitted(self, number: int) -> None:
         while self.worker.requests[number] is None:  # noqa: ASYNC110 - no event
@@ -69,6 +70,7 @@ async def running_worker() -> AsyncIterator[WorkerHarness]:
         steps.release(100)
         await worker._close("generator", 0.0)
         worker._grammars.shutdown()
+        worker._samplers.shutdown()
         worker._threads.shutdown()
         server_end.close()
         await lost.wait()
@@ -115,6 +117,25 @@ async def test_end_reasoning_is_accepted_before_a_request_is_decoded_and_after_i
         assert (harness.failures, worker.requests) == ([], {})
 
 
+async def test_preparing_a_sampler_does_not_delay_other_requests() -> None:
+    """Not even those whose grammar must be compiled or whose media are read."""
+    async with running_worker() as harness:
+        worker, unblock = harness.worker, threading.Event()
+        prepare = worker._generator.prepare_sampler
+        worker._generator.prepare_sampler = lambda params: (unblock.wait(60), prepare(params))  # type: ignore[method-assign]
+        for number in range(1, 10):
+            harness.submit(number, dry_base=1.0 + number)
+        harness.submit(10)
+        async with asyncio.timeout(30):
+            await harness.until_submitted(10)
+            await worker.in_thread(lambda: None)
+        assert not any(worker.requests[number] for number in range(1, 10))
+        unblock.set()
+        for number in range(1, 11):
+            await harness.until_submitted(number)
+            harness.call("cancel", number)
+
+
 @pytest.mark.parametrize("can_decode", [True, False])
 async def test_refused_request_is_dropped(monkeypatch: pytest.MonkeyPatch, can_decode: bool) -> None:
     async with running_worker() as harness:
@@ -129,6 +150,6 @@ async def test_refused_request_is_dropped(monkeypatch: pytest.MonkeyPatch, can_d
 async def test_request_that_exceeds_its_timeout_during_a_step_is_dropped() -> None:
     async with running_worker() as harness:
         body = Encoder(VOCAB).pickled(Request("r7", [1] * 3, request_timeout_s=1e-6))
-        harness.call("submit", 7, body, False, False)
+        harness.call("submit", 7, body, False)
         await harness.until_empty()
         assert not harness.failures
