@@ -201,6 +201,8 @@ HOSTILE = {
     "frame": '<dialog open class="chat-list shown"><textarea></textarea>Key needed</dialog> <p style="color: red">',
     "depth": ">" * 4000 + "x",
     "width": "- " * 1500 + "x",
+    "nesting": "$" + "x^{" * 150 + "}" * 150 + "$",
+    "nesting macro": r"$\def\a#1{x^{x^{x^{x^{#1}}}}}" + r"\a{" * 60 + "}" * 60 + "$",
     "table": "| a " * 300 + "|\n" + "|-" * 300 + "|\n" + "| b " * 300 + "|",
 }
 

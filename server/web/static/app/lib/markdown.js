@@ -8,6 +8,8 @@ import { t } from "./texts.js";
 
 /** Longer formulas are shown as source: KaTeX needs time and elements for each letter. */
 const LONGEST_MATHS = 4000;
+/** Formulas with more nested elements are shown as source: from about 1000 on, a browser's layout crashes. */
+const DEEPEST_MATHS = 300;
 const MATHS = [
   { open: "$$", close: "$$", display: true },
   { open: "\\[", close: "\\]", display: true },
@@ -149,6 +151,9 @@ function loadCode() {
   return code;
 }
 
+/** The number of nested elements. @param {Element} node @returns {number} */
+const depthOf = (node) => 1 + Math.max(0, ...[...node.children].map(depthOf));
+
 /** KaTeX creates elements: the page's Content-Security-Policy forbids text with style attributes. */
 async function dressMaths(/** @type {Element} */ root) {
   const found = root.querySelectorAll(".maths:not([data-done])");
@@ -165,9 +170,11 @@ async function dressMaths(/** @type {Element} */ root) {
     const tex = node.textContent ?? "";
     try {
       const displayMode = node.dataset.display === "true";
-      katex.render(tex, node, { displayMode, throwOnError: false, strict: "ignore", maxSize: 20, maxExpand: 200 });
+      const made = document.createElement("span");
+      katex.render(tex, made, { displayMode, throwOnError: false, strict: "ignore", maxSize: 20, maxExpand: 200 });
+      if (depthOf(made) < DEEPEST_MATHS) node.replaceChildren(...made.childNodes);
     } catch {
-      node.textContent = tex;
+      // nested deeper than the browser's stack: its source stays
     }
   }
 }
