@@ -143,6 +143,47 @@ def test_stream_continues_after_a_reload(page: Any) -> None:
     assert len(page.inner_text(".message.assistant .prose")) == 600
 
 
+@pytest.mark.parametrize("status", [0, 401, 503])
+def test_stream_continues_although_its_first_lookup_after_a_reload_fails(page: Any, status: int) -> None:
+    start_letters(page, 'root ::= ("ab" [c-z]){200}')
+
+    def fail(route: Any) -> None:
+        if status:
+            route.fulfill(status=status, json={"error": {"message": "not now"}})
+        else:
+            route.abort()
+
+    page.route("**/v1/streams/lookup", fail, times=1)
+    page.reload()
+    if status == 401:
+        page.click("dialog button:has-text('Not now')")
+    wait_for_answer(page)
+    assert len(page.inner_text(".message.assistant .prose")) == 600
+
+
+def test_refused_lookup_after_a_reload_is_shown_as_an_error(page: Any) -> None:
+    start_letters(page, 'root ::= ("ab" [c-z]){200}')
+    refusal = {"error": {"message": "not for this key"}}
+    page.route("**/v1/streams/lookup", lambda route: route.fulfill(status=403, json=refusal))
+    page.reload()
+    expect(page.locator(".failure")).to_contain_text("not for this key")
+
+
+def test_continued_answer_keeps_its_reasoning_after_a_reload(page: Any, tmp_path: Path) -> None:
+    file = chat_file(tmp_path)
+    export = json.loads(file.read_text())
+    export["chats"][0]["messages"][-1] |= {"content": "It is", "reasoning": "Let me think.", "finish": "stopped"}
+    file.write_text(json.dumps(export))
+    import_chat(page, file)
+    set_grammar(page, 'root ::= ("ab" [c-z]){200}')
+    page.click("button[aria-label=Continue]")
+    expect(page.locator(".message.assistant .prose").last).to_contain_text(re.compile(r"ab\w{9}"))
+    page.reload()
+    wait_for_answer(page)
+    expect(page.locator(".reasoning .prose")).to_have_text("Let me think.")
+    assert len(page.locator(".message.assistant .prose").last.inner_text()) == 605
+
+
 def test_answer_is_stopped_before_the_reloaded_page_finds_its_stream(page: Any) -> None:
     start_letters(page, ENDLESS)
     release = reload_with_held_lookup(page)
@@ -1111,12 +1152,68 @@ def test_lost_connection_is_shown_and_recovers(visit: Visit, page: Any) -> None:
     expect(page.locator("main")).not_to_contain_text("fetch")
 
 
+UNRELIABLE = """
+window.attempts = 0;
+const send = window.fetch;
+window.fetch = async (url, options) => {
+  if (window.offline) window.attempts += 1;
+  if (window.offline) throw new TypeError("offline");
+  const reply = await send(url, options);
+  if (!/completions|stream[?]/.test(url) || !reply.ok) return reply;
+  const reader = reply.body.getReader();
+  let n = 0;
+  return new Response(new ReadableStream({
+    async pull(stream) {
+      if (!window.offline && !(window.breaks && ++n > 8)) return stream.enqueue((await reader.read()).value);
+      void reader.cancel();
+      stream.error(new TypeError("broken"));
+    },
+  }));
+};
+"""
+"""With `window.offline` requests fail and the streams of answers break; with `window.breaks` they break after eight chunks."""
+
+
+def test_answer_keeps_its_text_while_the_connection_is_lost_and_continues(page: Any) -> None:
+    page.evaluate(UNRELIABLE)
+    page.clock.install()
+    start_letters(page, ENDLESS)
+    page.evaluate("window.offline = true")
+    while page.evaluate("window.attempts") < 8:
+        page.clock.fast_forward(10_000)
+    expect(page.locator(".notices")).to_contain_text("cannot be reached")
+    text = page.inner_text(".message.assistant .prose")
+    assert len(text) > 9
+    assert page.locator(".failure").count() == 0
+    page.evaluate("window.offline = false")
+    page.clock.fast_forward(10_000)
+    expect(page.locator(".message.assistant .prose")).to_contain_text(re.compile(f"^{text}.+"))
+    page.click("button[aria-label=Stop]")
+    page.wait_for_selector("text=Stopped.")
+
+
+def test_answer_whose_stream_breaks_repeatedly_keeps_its_text_and_resumes_after_a_reload(page: Any) -> None:
+    page.evaluate(UNRELIABLE + "window.breaks = true;")
+    page.clock.install()
+    start_letters(page, ENDLESS)
+    while not page.locator(".failure").count():
+        page.clock.fast_forward(10_000)
+    expect(page.locator(".failure")).to_contain_text("connection was lost")
+    text = page.inner_text(".message.assistant .prose")
+    assert len(text) > 9
+    page.reload()
+    expect(page.locator(".message.assistant .prose")).to_contain_text(re.compile(f"^{text}.+"))
+    page.click("button[aria-label=Stop]")
+    page.wait_for_selector("text=Stopped.")
+    assert page.locator(".failure").count() == 0
+
+
 def test_answer_that_is_stopped_while_offline_is_not_requested_again(visit: Visit, page: Any) -> None:
     page.wait_for_selector(".model-picker select")
     visit.context.set_offline(True)
     send_message(page, "Hello!")
-    for _ in range(2):  # the third attempt follows after two seconds
-        page.wait_for_event("requestfailed", lambda request: "v1/stream?" in request.url)
+    for _ in range(2):
+        page.wait_for_event("requestfailed", lambda request: request.url.endswith("/health"))
     page.click("button[aria-label=Stop]")
     visit.context.set_offline(False)
     expect(page.locator(".message.assistant .outcome")).to_have_text("Stopped.")

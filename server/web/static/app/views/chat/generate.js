@@ -1,6 +1,7 @@
 // Generates an answer: the request, its stream, and resuming the stream after a reload.
-import { ApiError, call, events, json } from "../../lib/api.js";
+import { ApiError, call, connection, events, json } from "../../lib/api.js";
 import { signal } from "../../lib/dom.js";
+import { LONGEST_PAUSE, pause } from "../../lib/seen.js";
 import { t } from "../../lib/texts.js";
 import { toolDefinitions } from "./mcp.js";
 import { messageOf, messages, moreSampling, SAMPLING, saveMessage, tellOtherTabs } from "./store.js";
@@ -159,10 +160,11 @@ class Writer {
     if (messages.value.get(this.message.id)) messages.value = new Map(messages.value).set(this.message.id, this.message);
   }
 
-  async end() {
+  /** @param {boolean} resumable after a reload */
+  async end(resumable) {
     cancelAnimationFrame(this.drawing);
     const { id, stream } = this.message;
-    delete this.message.stream;
+    if (!resumable) delete this.message.stream;
     this.put();
     if (this.theirs) {
       await new Promise((done) => setTimeout(done, 2000));
@@ -182,7 +184,7 @@ class Writer {
  * @param {Message} message @param {Record<string, any>} body
  */
 export async function generate(message, body) {
-  message.resumeFrom = message.content;
+  Object.assign(message, { resumeFrom: message.content, resumeReasoning: message.reasoning });
   const stream = (message.stream = `${message.id}-${Date.now().toString(36)}`);
   await saveMessage(message);
   const reply = () => call("v1/chat/completions", { body, headers: { "X-Conversation-Id": stream } });
@@ -196,29 +198,34 @@ export async function generate(message, body) {
 export async function resume(message, theirs = false) {
   const stream = message.stream;
   if (!stream || running.value.has(message.id) || (theirs && document.hidden)) return;
-  let finish = "lost";
+  const stopped = new AbortController();
   const stop = () => {
-    finish = "stopped";
+    stopped.abort();
     stopStream(stream);
   };
   notify(message.id, { stop, progress: 0, chat: message.chat }); // before the lookup: it is not finished
-  const lookup = json("v1/streams/lookup", { body: { conversation_ids: [stream] } });
-  const found = await lookup.catch((error) => {
-    notify(message.id, null);
-    throw error;
-  });
-  if (!found.length || finish === "stopped") {
+  /** @param {Partial<Message>} outcome */
+  const ended = async (outcome) => {
     notify(message.id, null);
     if (theirs) return;
     const { stream: _, ...left } = message;
-    const ended = { ...left, finish };
-    messages.value = new Map(messages.value).set(message.id, ended);
-    await saveMessage(ended);
-    return;
+    const next = { ...left, ...outcome };
+    if (messages.value.has(next.id)) messages.value = new Map(messages.value).set(next.id, next);
+    await saveMessage(next);
+  };
+  for (let wait = 500; !stopped.signal.aborted; wait = Math.min(wait * 2, LONGEST_PAUSE)) {
+    try {
+      const found = await json("v1/streams/lookup", { body: { conversation_ids: [stream] } });
+      if (stopped.signal.aborted) break;
+      if (!found.length) return ended({ finish: "lost" });
+      const lost = () => Promise.reject(new ApiError(404, t("lostAnswer")));
+      return follow(message, stream, () => again(stream, lost), 0, theirs);
+    } catch (error) {
+      if (!(error instanceof ApiError) || ![0, 401, 429, 503].includes(error.status)) return ended({ error: sentence(error) });
+      await pause(wait, stopped.signal); // the server may be reached, or accept the key, later
+    }
   }
-  const fresh = { ...message, content: message.resumeFrom ?? "", reasoning: undefined, calls: undefined };
-  const lost = () => Promise.reject(new ApiError(404, t("lostAnswer")));
-  await follow(fresh, stream, () => again(stream, lost), 0, theirs);
+  await ended({ finish: "stopped" });
 }
 
 /** @param {string} stream */
@@ -237,38 +244,51 @@ async function again(stream, open) {
   }
 }
 
+/** Wait until the server can be reached, or until `stop`. @param {number} wait before the first attempt, in ms @param {AbortSignal} stop */
+async function reached(wait, stop) {
+  do {
+    await pause(wait, stop);
+    await call("health").catch(() => {});
+    wait = Math.min(wait * 2, LONGEST_PAUSE);
+  } while (connection.value === "lost" && !stop.aborted);
+}
+
 /**
  * @param {Message} message @param {string} stream @param {() => Promise<Response>} open @param {number} sentAt
  * @param {boolean} [theirs] another tab stores it
  */
 async function follow(message, stream, open, sentAt, theirs = false) {
   const writer = new Writer({ ...message, error: undefined }, sentAt, theirs);
-  let stopped = false;
+  const stopped = new AbortController();
   const stop = () => {
-    stopped = true;
+    stopped.abort();
     stopStream(stream);
   };
   notify(message.id, { stop, progress: 0, chat: message.chat });
+  let broken = false;
   try {
     for (let n = 0; ; n += 1) {
       try {
-        for await (const { data } of events(await (n ? again(stream, open) : open()))) writer.take(data);
+        const reply = await (n ? again(stream, open) : open());
+        const { resumeFrom = "", resumeReasoning } = message;
+        Object.assign(writer.message, { content: resumeFrom, reasoning: resumeReasoning, calls: undefined });
+        for await (const { data } of events(reply)) writer.take(data);
         break;
       } catch (error) {
         // The connection broke. The server keeps the stream, so it is read again from its start.
-        if (stopped || (error instanceof ApiError && error.status !== 0) || n >= 5) throw error;
-        await new Promise((done) => setTimeout(done, 500 * 2 ** n));
-        if (stopped) throw error;
-        Object.assign(writer.message, { content: message.content, reasoning: undefined, calls: undefined });
+        broken = error instanceof ApiError && error.status === 0;
+        if (stopped.signal.aborted || !broken || n >= 5) throw error;
+        await reached(500 * 2 ** n, stopped.signal);
+        if (stopped.signal.aborted) throw error;
       }
     }
     if (!writer.message.finish) writer.message.finish = "stopped";
   } catch (error) {
-    if (stopped) writer.message.finish = "stopped";
+    if (stopped.signal.aborted) writer.message.finish = "stopped";
     else writer.message.error = sentence(error);
   } finally {
     notify(message.id, null);
-    await writer.end();
+    await writer.end(broken && !stopped.signal.aborted);
   }
 }
 

@@ -11,7 +11,7 @@ import { t } from "../../lib/texts.js";
  *   predicted_ms: number, predicted_per_second: number, first_ms?: number}} Timings
  * @typedef {{id: string, chat: string, parent: string | null, role: "user" | "assistant" | "tool", content: string,
  *   reasoning?: string, calls?: ToolCall[], callId?: string, created: number, model?: string, timings?: Timings,
- *   finish?: string, error?: string, stream?: string, resumeFrom?: string, attached?: Attached[]}} Message
+ *   finish?: string, error?: string, stream?: string, resumeFrom?: string, resumeReasoning?: string, attached?: Attached[]}} Message
  * @typedef {{system: string, schema: string, grammar: string, tools: string, thinking: string} & Record<string, string>} Settings
  *   `thinking`: "auto", "on" or "off"; the rest by their names in the API (`SAMPLING`)
  * @typedef {{id: string, title: string, created: number, updated: number, leaf: string | null, settings: Settings,
