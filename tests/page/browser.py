@@ -265,6 +265,18 @@ def test_hostile_answers_run_no_script_and_keep_the_layout(visit: Visit, tmp_pat
     assert page.evaluate("document.querySelector('.messages').scrollHeight") < 50_000
 
 
+def test_wide_inline_formula_scrolls_in_its_paragraph(page: Any, tmp_path: Path) -> None:
+    file = chat_file(tmp_path)
+    formula = r"So $\begin{pmatrix}" + "1&" * 100 + r"1\end{pmatrix}$ is wide."
+    file.write_text(file.read_text().replace(json.dumps(ANSWER), json.dumps(formula)))
+    import_chat(page, file)
+    page.wait_for_selector(".katex")
+    overflows = "(node) => node.scrollWidth > node.clientWidth"
+    assert page.locator(".prose > div").evaluate(overflows)
+    assert not page.locator(".scroll").evaluate(overflows)
+    expect(page.locator(".prose > div")).to_have_css("overflow-x", "auto")
+
+
 def test_import_adds_all_chats_of_a_file_or_none(page: Any, tmp_path: Path) -> None:
     file = chat_file(tmp_path)
     good = json.loads(file.read_text())["chats"][0]
@@ -565,6 +577,19 @@ def test_history_of_ten_thousand_messages_is_rendered_in_parts(page: Any, tmp_pa
     assert page.evaluate("window.touched.size") <= 3  # the question, its answer, and the previous last message
 
 
+def test_right_to_left_text_has_its_base_direction(page: Any, tmp_path: Path) -> None:
+    file = chat_file(tmp_path)
+    arabic = "\u0645\u0631\u062d\u0628\u0627"
+    answer = f"- {arabic}!\n\n```\n{arabic}\n```\n\nHello"
+    export = file.read_text().replace(json.dumps(ANSWER), json.dumps(answer)).replace("Question 0", f"{arabic}!")
+    file.write_text(export.replace("From a file", f"{arabic} From a file"))
+    import_chat(page, file)
+    for place in (".said p", ".prose li", ".list .title"):
+        expect(page.locator(place)).to_have_css("direction", "rtl")
+    for place in (".prose pre", ".prose p"):
+        expect(page.locator(place)).to_have_css("direction", "ltr")
+
+
 def test_search_finds_chats_by_their_text_and_export_contains_all(page: Any, tmp_path: Path) -> None:
     import_chat(page, chat_file(tmp_path, 3))
     page.fill(".search input", "question 2")
@@ -747,10 +772,18 @@ def test_bench_view_measures_two_servers(visit: Visit, guarded: RealServer) -> N
     page.wait_for_selector("button:has-text('Run')")
 
 
-def test_bench_run_is_stopped(visit: Visit) -> None:
+def test_bench_run_continues_while_another_view_is_open_and_is_stopped(visit: Visit) -> None:
     page = visit.open("bench")
+    page.get_by_label("Concurrent clients").fill("abc")
+    page.click("button:has-text('Run')")
+    expect(page.locator("[role=alert]")).to_contain_text("is not a number")
+    page.get_by_label("Concurrent clients").fill("4")
     page.click("button:has-text('Run')")
     page.wait_for_selector("[role=status]:has-text('1 of 2')")
+    page.evaluate("location.hash = '#/models'")
+    page.wait_for_selector(".card")
+    page.evaluate("history.back()")
+    page.wait_for_selector("[role=status]:has-text(' of 2')")
     page.click("button:has-text('Stop')")
     page.wait_for_selector("button:has-text('Run')")
 
@@ -1171,7 +1204,7 @@ window.fetch = async (url, options) => {
   }));
 };
 """
-"""With `window.offline` requests fail and the streams of answers break; with `window.breaks` they break after eight chunks."""
+"""Requests fail and streams break with `window.offline`. Streams break after eight chunks with `window.breaks`."""
 
 
 def test_answer_keeps_its_text_while_the_connection_is_lost_and_continues(page: Any) -> None:

@@ -248,7 +248,7 @@ const Block = ({ source, last }) => {
     void dressMaths(place.current);
     void dressCode(place.current);
   }, [source, last]);
-  return html`<div ref=${place}></div>`;
+  return html`<div dir="auto" ref=${place}></div>`;
 };
 
 /** @param {{text: string, growing?: boolean}} props */

@@ -1,7 +1,7 @@
 // Benchmark: scenarios of `llamapool bench` against this server and, optionally, another URL.
 import { ApiError, call, events } from "../../lib/api.js";
 import { config } from "../../lib/config.js";
-import { classes, html, useRef, useState } from "../../lib/dom.js";
+import { classes, html, signal, useState } from "../../lib/dom.js";
 import { short } from "../../lib/format.js";
 import { chosen } from "../../lib/models.js";
 import { t } from "../../lib/texts.js";
@@ -16,42 +16,47 @@ import { ModelPicker } from "../model-picker.js";
 const FIRST = ["prefix", "long"];
 const WHERE = /** @type {const} */ (["this", "other"]);
 
+/** The last run: other views may be looked at meanwhile. */
+const results = signal(/** @type {Result[]} */ ([]));
+const now = signal(/** @type {Running | null} */ (null));
+const control = signal(/** @type {AbortController | null} */ (null));
+const trouble = signal("");
+
+/** @param {Record<string, any>} body */
+async function run(body) {
+  const { signal } = (control.value = new AbortController());
+  results.value = [];
+  trouble.value = "";
+  try {
+    for await (const { data } of events(await call("page/bench", { body, signal }))) {
+      if (data.running) now.value = data;
+      else results.value = [...results.value, data];
+    }
+  } catch (error) {
+    if (!signal.aborted) trouble.value = error instanceof ApiError ? error.message : String(error);
+  }
+  now.value = control.value = null;
+}
+
 export const BenchView = () => {
   const [wanted, setWanted] = useState(new Set(FIRST));
   const [form, setForm] = useState({ parallel: "4", scale: "0.2", other: "", other_model: "", other_key: "" });
-  const [results, setResults] = useState(/** @type {Result[]} */ ([]));
-  const [now, setNow] = useState(/** @type {Running | null} */ (null));
-  const [busy, setBusy] = useState(false);
-  const [trouble, setTrouble] = useState("");
-  const stop = useRef(/** @type {AbortController | null} */ (null));
   const model = chosen.value?.id ?? "";
   /** @param {keyof typeof form} name */
   const input = (name) => (/** @type {any} */ event) => setForm({ ...form, [name]: event.target.value });
-  const run = async () => {
-    const control = (stop.current = new AbortController());
-    setResults([]);
-    setTrouble("");
-    setBusy(true);
+  const start = () => {
     const scenarios = config.value.scenarios.filter((name) => wanted.has(name));
     const { parallel, scale, ...other } = form;
-    const body = { model, scenarios, parallel: Number(parallel), scale: Number(scale), ...(other.other ? other : {}) };
-    try {
-      for await (const { data } of events(await call("page/bench", { body, signal: control.signal }))) {
-        if (data.running) setNow(data);
-        else setResults((old) => [...old, data]);
-      }
-    } catch (error) {
-      if (!control.signal.aborted) setTrouble(error instanceof ApiError ? error.message : String(error));
-    }
-    setNow(null);
-    setBusy(false);
+    if (Number.isNaN(Number(parallel))) trouble.value = t("notANumber", t("clientsAtOnce"), parallel);
+    else void run({ model, scenarios, parallel: Number(parallel), scale: Number(scale), ...(other.other ? other : {}) });
   };
   return html`<div class="page">
     <header class="page-head"><h1>${t("bench")}</h1><${ModelPicker} /><span class="stretch"></span>
-      ${now && html`<span class="quiet" role="status">${t("runsNow", now.number + 1, now.of, t(`scene_${now.running}`), t(`address_${now.address}`))}</span>`}
-      ${busy
-        ? html`<button type="button" onClick=${() => stop.current?.abort()}>${t("stop")}</button>`
-        : html`<button type="button" class="strong" disabled=${!model || !wanted.size} onClick=${run}>${t("measure")}</button>`}
+      ${now.value && html`<span class="quiet" role="status">${
+        t("runsNow", now.value.number + 1, now.value.of, t(`scene_${now.value.running}`), t(`address_${now.value.address}`))}</span>`}
+      ${control.value
+        ? html`<button type="button" onClick=${() => control.value?.abort()}>${t("stop")}</button>`
+        : html`<button type="button" class="strong" disabled=${!model || !wanted.size} onClick=${start}>${t("measure")}</button>`}
     </header>
     <p class="quiet">${t("benchAbout")}</p>
     <fieldset><legend>${t("scenarios")}</legend><div class="scenes">${config.value.scenarios.map(
@@ -69,9 +74,9 @@ export const BenchView = () => {
       ${form.other && html`<label class="field">${t("otherModel")}<input value=${form.other_model} spellcheck="false" onInput=${input("other_model")} /></label>
         <label class="field">${t("otherKey")}<input type="password" autocomplete="off" value=${form.other_key} onInput=${input("other_key")} /></label>`}
     </div>
-    ${trouble && html`<p class="failure" role="alert">${trouble}</p>`}
-    ${[...new Set(results.map((one) => one.scenario))].map(
-      (name) => html`<${Scene} key=${name} name=${name} results=${results.filter((one) => one.scenario === name)} />`,
+    ${trouble.value && html`<p class="failure" role="alert">${trouble.value}</p>`}
+    ${[...new Set(results.value.map((one) => one.scenario))].map(
+      (name) => html`<${Scene} key=${name} name=${name} results=${results.value.filter((one) => one.scenario === name)} />`,
     )}
   </div>`;
 };
