@@ -420,10 +420,15 @@ def test_two_tabs_show_the_same_chat_and_a_draft_survives_navigation(visit: Visi
     send_and_wait(other, "Good morning!", 2)
     expect(page.locator(".message")).to_have_count(4)
     page.fill(".composer textarea", "draft")
+    files = [("n.txt", "text/plain", b"abc"), ("empty.txt", "text/plain", b""), ("a.png", "image/png", circle())]
+    attached = [{"name": name, "mimeType": kind, "buffer": data} for name, kind, data in files]
+    page.set_input_files(".composer input[type=file]", attached)
+    expect(page.locator(".talk [role=alert]")).to_contain_text("empty.txt, a.png")
     page.evaluate("location.hash = '#/models'")
     page.wait_for_selector(".card")
     page.evaluate("history.back()")
     expect(page.locator(".composer textarea")).to_have_value("draft")
+    expect(page.locator(".composer .attached")).to_have_text("n.txt")
 
 
 def test_answer_streams_in_both_tabs_and_survives_closing_its_tab(visit: Visit) -> None:
@@ -695,6 +700,24 @@ def test_sampling_settings_are_sent_to_the_server(page: Any) -> None:
     wait_for_answer(page)
 
 
+def test_wrong_settings_are_reported_before_the_request(page: Any) -> None:
+    wrong = (
+        ("Maximum tokens", "1,000", "is not a number"),
+        ("Temperature", "1e999", "is not a number"),
+        ("Tools (JSON, OpenAI format)", "null", "must be a JSON array"),
+        ("Tools (JSON, OpenAI format)", '{"type": "function"}', "must be a JSON array"),
+    )
+    page.click("button[aria-label=Settings]")
+    for n, (label, value, message) in enumerate(wrong, start=1):
+        field = page.get_by_label(label, exact=True)
+        field.fill(value)
+        send_message(page, "Hello!")
+        expect(page.locator(".failure")).to_have_count(n)
+        expect(page.locator(".failure").last).to_contain_text(message)
+        field.fill("")
+    assert page.evaluate("window.chats") == []
+
+
 def test_cached_states_are_listed(visit: Visit, server: RealServer) -> None:
     for i in range(6):  # more than the slots
         text = f"Story number {i}. " + f"{i} and then there was one more thing. " * 6
@@ -932,6 +955,19 @@ def test_dialog_opened_again_before_its_close_is_reported_stays_open(visit: Visi
     page.locator("dialog").get_by_role("button", name="note").click()
 
 
+def test_message_that_waits_for_an_mcp_server_is_stopped(visit: Visit) -> None:
+    url = "http://127.0.0.1:45679/mcp"
+    visit.hosts += (url,)
+    page = visit.open()
+    page.route(url, lambda _: None)  # never replies
+    add_mcp_server(page, url)
+    page.keyboard.press("Escape")
+    send_message(page, "Hello!")
+    page.click("button[aria-label=Stop]")
+    expect(page.locator(".message.assistant .outcome")).to_have_text("Stopped.")
+    assert page.evaluate("window.chats") == []
+
+
 def test_mcp_server_that_ui_connect_does_not_list_is_not_contacted(visit: Visit, page: Any) -> None:
     add_mcp_server(page, "http://mcp.example.com/mcp")
     expect(page.locator(".mcp-server [role=alert]")).to_contain_text("--ui-connect")
@@ -966,6 +1002,25 @@ def test_text_file_is_sent_with_the_message(visit: Visit, tmp_path: Path) -> Non
     expect(page.locator(".message.user .document")).to_have_text("notes.md")
     page.click("button[aria-label='Show the prompt']")
     expect(page.locator(".token-text")).to_contain_text("swordfish")
+
+
+def test_refused_attachment_is_removed_from_a_sent_message(page: Any) -> None:
+    set_grammar(page, 'root ::= "Good."')
+    archive = {"name": "a.zip", "mimeType": "application/zip", "buffer": b"PK\x03\x04" + bytes(300)}
+    page.set_input_files(".composer input[type=file]", archive)
+    expect(page.locator(".composer .attached")).to_have_text("a.zip")
+    send_message(page, "What is it?")
+    expect(page.locator(".failure")).to_contain_text("ZIP archive")
+    page.evaluate("window.chats = []")
+    page.click(".message.user button[aria-label=Edit]")
+    page.fill(".editor textarea", " ")
+    expect(page.locator(".editor button[type=submit]")).to_be_enabled()
+    page.click(".editor button[aria-label='Remove: a.zip']")
+    expect(page.locator(".editor button[type=submit]")).to_be_disabled()
+    page.fill(".editor textarea", "Hello!")
+    page.click(".editor button[type=submit]")
+    assert chat_body(page)["messages"] == [{"role": "user", "content": "Hello!"}]
+    wait_for_answer(page)
 
 
 def test_microphone_recording_is_sent_without_text(page: Any) -> None:

@@ -93,6 +93,7 @@ writeMessage: Write a message | Nachricht schreiben
 send: Send | Senden
 stop: Stop | Stopp
 attach: Attach a file | Datei anhängen
+notAttached: Not attached, because the model does not take such files or they are empty: {0} | Nicht angehängt, weil das Modell solche Dateien nicht annimmt oder sie leer sind: {0}
 detach: Remove | Entfernen
 mic: Record audio | Audio aufnehmen
 micStop: Stop recording | Aufnahme beenden
@@ -150,6 +151,7 @@ seed: Seed | Seed
 more: More | Mehr
 moreUsed: More ({0} set) | Mehr ({0} gesetzt)
 notANumber: {0}: “{1}” is not a number. | {0}: „{1}“ ist keine Zahl.
+notAList: {0}: must be a JSON array. | {0}: muss ein JSON-Array sein.
 reasoningMode: Reasoning | Reasoning
 auto: model default | Modellstandard
 on: on | an

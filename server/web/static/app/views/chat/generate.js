@@ -2,7 +2,7 @@
 import { ApiError, call, connection, events, json } from "../../lib/api.js";
 import { signal } from "../../lib/dom.js";
 import { LONGEST_PAUSE, pause } from "../../lib/seen.js";
-import { t } from "../../lib/texts.js";
+import { language, t } from "../../lib/texts.js";
 import { toolDefinitions } from "./mcp.js";
 import { messageOf, messages, moreSampling, SAMPLING, saveMessage, tellOtherTabs } from "./store.js";
 
@@ -26,7 +26,8 @@ function notify(id, state) {
 function numeric(name, text) {
   if (text.trim() === "") return undefined;
   const value = Number(text.replace(",", "."));
-  if (Number.isNaN(value)) throw new Error(t("notANumber", name, text));
+  const thousands = language.value !== "de" && /^[1-9]\d{0,2}(,\d{3})+$/.test(text.trim()); // not a decimal comma
+  if (thousands || !Number.isFinite(value)) throw new Error(t("notANumber", name, text));
   return value;
 }
 
@@ -51,6 +52,7 @@ export function requestBody(model, settings, path, stream) {
     body.grammar = settings.grammar;
   }
   const tools = settings.tools.trim() ? parsed(settings.tools, t("tools")) : [];
+  if (!Array.isArray(tools)) throw new Error(t("notAList", t("tools")));
   tools.push(...toolDefinitions(settings));
   if (tools.length) body.tools = tools;
   if (stream) Object.assign(body, { stream: true, timings_per_token: true, return_progress: true });
@@ -181,9 +183,18 @@ class Writer {
 
 /**
  * Generate an answer into `message`. Its content, if any, is continued.
- * @param {Message} message @param {Record<string, any>} body
+ * @param {Message} message @param {() => Record<string, any> | Promise<Record<string, any>>} prepare makes the body; it may wait for MCP servers
  */
-export async function generate(message, body) {
+export async function generate(message, prepare) {
+  const stopped = new Promise((resolve) => notify(message.id, { stop: () => resolve(undefined), progress: 0, chat: message.chat }));
+  const body = await Promise.race([stopped, Promise.resolve().then(prepare)]).catch((error) => {
+    notify(message.id, null);
+    throw error;
+  });
+  if (!body) {
+    notify(message.id, null);
+    return new Writer({ ...message, finish: "stopped" }, 0, false).end(false);
+  }
   Object.assign(message, { resumeFrom: message.content, resumeReasoning: message.reasoning });
   const stream = (message.stream = `${message.id}-${Date.now().toString(36)}`);
   await saveMessage(message);

@@ -9,7 +9,7 @@ import { answer, outcomeOf, runnerOf, serverTools } from "./tools.js";
 
 /**
  * @typedef {import("./store.js").Message} Message
- * @typedef {{branch: (m: Message, text: string) => void, correct: (m: Message, text: string) => void, again: (m: Message) => void,
+ * @typedef {{branch: (m: Message, text: string, attached: import("./store.js").Attached[]) => void, correct: (m: Message, text: string) => void, again: (m: Message) => void,
  *   goOn: (m: Message) => void, show: (m: Message) => void, proceed: (m: Message) => void,
  *   run: (m: Message, i: number, runner: import("./tools.js").Runner, always: boolean) => void,
  *   tokens: (m: Message) => void, prompt: () => void}} Actions
@@ -65,7 +65,7 @@ const Body = ({ message, growing }) => {
         ? html`<audio key=${file.url} controls src=${file.url} aria-label=${file.name}></audio>`
         : html`<a class="document" key=${file.url} href=${file.url} download=${file.name}>${file.name}</a>`,
   );
-  if (message.role === "user") return html`<div class="said">${files}<p>${message.content}</p></div>`;
+  if (message.role === "user") return html`<div class="said">${files}<p dir="auto">${message.content}</p></div>`;
   return html`<div class="result">${files}<pre tabindex="0">${message.content}</pre></div>`;
 };
 
@@ -191,24 +191,32 @@ const Speed = ({ message }) => {
   </span>`;
 };
 
+/** Files that a message will have: each is a button that removes it.
+ *  @param {{files: import("./store.js").Attached[], onChange: (files: import("./store.js").Attached[]) => void}} props */
+export const AttachedFiles = ({ files, onChange }) => files.map((file) => html`<button type="button" class="attached" key=${file.url}
+  title=${t("detach")} aria-label=${`${t("detach")}: ${file.name}`} onClick=${() => onChange(files.filter((one) => one !== file))}>
+  ${file.kind === "image" ? html`<img src=${file.url} alt="" />` : file.name}</button>`);
+
 /** @param {{message: Message, actions: Actions, onEnd: () => void}} props */
 const Editor = ({ message, actions, onEnd }) => {
   const [text, setText] = useState(message.content);
+  const [attached, setAttached] = useState(message.attached ?? []);
   const field = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   useEffect(() => field.current?.focus(), []);
   const user = message.role === "user";
   return html`<form class="editor" onSubmit=${(/** @type {Event} */ event) => {
     event.preventDefault();
     onEnd();
-    if (user) actions.branch(message, text.trim());
+    if (user) actions.branch(message, text.trim(), attached);
     else actions.correct(message, text);
   }}>
-    <textarea ref=${field} rows=${Math.min(14, text.split("\n").length + 2)} value=${text} aria-label=${t("edit")}
+    <textarea ref=${field} dir="auto" rows=${Math.min(14, text.split("\n").length + 2)} value=${text} aria-label=${t("edit")}
       onInput=${(/** @type {any} */ event) => setText(event.target.value)}
       onKeyDown=${(/** @type {KeyboardEvent} */ event) => event.key === "Escape" && onEnd()}></textarea>
     <div class="row end">
+      <${AttachedFiles} files=${attached} onChange=${setAttached} /><span class="stretch"></span>
       <button type="button" onClick=${onEnd}>${t("cancel")}</button>
-      <button type="submit" class="strong" disabled=${user && !text.trim() && !message.attached?.length}>${user ? t("ask") : t("save")}</button>
+      <button type="submit" class="strong" disabled=${user && !text.trim() && !attached.length}>${user ? t("ask") : t("save")}</button>
     </div>
   </form>`;
 };

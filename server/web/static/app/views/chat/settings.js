@@ -51,7 +51,7 @@ export const SettingsPanel = ({ chat, onChange, onTitle, onClose }) => {
   const input = (name) => (/** @type {any} */ event) => set({ ...settings, [name]: event.target.value });
   /** @param {keyof Settings} name @param {string} label @param {number} rows @param {boolean} code */
   const area = (name, label, rows, code) => html`<label class="field">${t(label)}
-    <textarea rows=${rows} class=${code ? "code" : ""} value=${settings[name]} onInput=${input(name)} spellcheck=${!code}></textarea>
+    <textarea rows=${rows} dir=${code ? "ltr" : "auto"} class=${code ? "code" : ""} value=${settings[name]} onInput=${input(name)} spellcheck=${!code}></textarea>
   </label>`;
   const addTools = async () => {
     const found = (await serverTools()).map((one) => one.definition);
@@ -64,7 +64,7 @@ export const SettingsPanel = ({ chat, onChange, onTitle, onClose }) => {
     <div class="settings-body">
       ${area("system", "system", 4, false)}
       ${chat.leaf && html`<label class="field">${t("title")}
-        <input value=${chat.title} onInput=${(/** @type {any} */ event) => onChange({ title: event.target.value })} /></label>
+        <input value=${chat.title} dir="auto" onInput=${(/** @type {any} */ event) => onChange({ title: event.target.value })} /></label>
         <button type="button" onClick=${() => onTitle().then(() => setTrouble(""), (error) => setTrouble(String(error.message ?? error)))}>${t("titleByModel")}</button>
         ${trouble && html`<p class="wrong" role="alert">${trouble}</p>`}`}
       <fieldset><legend>${t("sampling")}</legend>

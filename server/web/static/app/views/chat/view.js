@@ -12,7 +12,7 @@ import { ModelPicker } from "../model-picker.js";
 import { generate, requestBody, resume, running, sentence } from "./generate.js";
 import { ChatList } from "./list.js";
 import { connectAll, connections, insertions, mcpServers, reconnect } from "./mcp.js";
-import { MessageView } from "./message.js";
+import { AttachedFiles, MessageView } from "./message.js";
 import { InsertDialog } from "./servers.js";
 import { SettingsPanel } from "./settings.js";
 import {
@@ -100,8 +100,10 @@ async function answer(parent) {
   const said = pathTo(messages.value, parent);
   const message = add({ role: "assistant", parent, content: "", model: model.id });
   const { settings } = open.value;
-  await Promise.all([connectAll(), serverTools()]);
-  await written(message, () => requestBody(model.id, settings, said, true));
+  await written(message, async () => {
+    await Promise.all([connectAll(), serverTools()]);
+    return requestBody(model.id, settings, said, true);
+  });
   await proceed(message.id);
 }
 
@@ -138,10 +140,10 @@ async function proceed(id) {
   await answer(parent);
 }
 
-/** @param {Message} message @param {() => Record<string, any>} body */
+/** @param {Message} message @param {Parameters<typeof generate>[1]} body */
 async function written(message, body) {
   try {
-    await generate(message, body());
+    await generate(message, body);
   } catch (error) {
     const failed = { ...message, error: sentence(error) };
     if (messages.value.has(message.id)) messages.value = new Map(messages.value).set(message.id, failed);
@@ -188,9 +190,9 @@ async function titled() {
 
 /** The actions of a message. */
 const actions = {
-  /** @param {Message} message @param {string} text */
-  async branch(message, text) {
-    const said = add({ role: "user", parent: message.parent, content: text, attached: message.attached });
+  /** @param {Message} message @param {string} text @param {Attached[]} attached */
+  async branch(message, text, attached) {
+    const said = add({ role: "user", parent: message.parent, content: text, ...(attached.length && { attached }) });
     await answer(said.id);
   },
   /** @param {Message} message @param {string} text */
@@ -383,8 +385,9 @@ const Greeting = () => html`<div class="greeting">
   </ul>`}
 </div>`;
 
-/** What was begun and not sent, by chat: other views may be looked at meanwhile. @type {Map<string, string>} */
+/** What was begun and not sent, by chat: other views may be looked at meanwhile. @type {Map<string, {text: string, attached: Attached[]}>} */
 const drafts = new Map();
+const NO_DRAFT = { text: "", attached: /** @type {Attached[]} */ ([]) };
 
 /** Call `work` once; later calls return the first result. @template T @param {() => Promise<T>} work */
 function once(work) {
@@ -395,24 +398,30 @@ function once(work) {
 
 const Composer = () => {
   const chat = open.value.leaf ? open.value.id : ""; // the draft of a new chat is kept for the next new chat
-  const [text, write] = useState(drafts.get(chat) ?? "");
-  const setText = (/** @type {string} */ next) => {
-    drafts.set(chat, next);
-    write(next);
+  const [, redraw] = useState({});
+  const { text, attached } = drafts.get(chat) ?? NO_DRAFT;
+  /** @param {Partial<typeof NO_DRAFT>} change */
+  const draft = (change) => {
+    drafts.set(chat, { ...(drafts.get(chat) ?? NO_DRAFT), ...change });
+    redraw({});
   };
-  const [attached, setAttached] = useState(/** @type {Attached[]} */ ([]));
+  /** @param {Attached[]} more */
+  const addFiles = (more) => draft({ attached: [...(drafts.get(chat)?.attached ?? []), ...more] });
   const picker = useRef(/** @type {HTMLInputElement | null} */ (null));
   /** @type {string[]} */
   const takes = chosen.value?.architecture?.input_modalities ?? [];
   /** @param {FileList | null | undefined} files */
   const attach = async (files) => {
-    const fit = [...(files ?? [])].filter(({ type }) => {
+    if (!files?.length) return;
+    const fit = [...files].filter(({ size, type }) => {
       const [kind] = type.split("/");
-      return kind === "image" || kind === "audio" ? takes.includes(kind) : kind !== "video";
+      return size > 0 && (kind === "image" || kind === "audio" ? takes.includes(kind) : kind !== "video");
     });
-    const read = await Promise.all(fit.map(asAttached));
-    if (read.length) setAttached([...attached, ...read]);
+    refused([...files].filter((file) => !fit.includes(file)).map(({ name }) => name));
+    addFiles(await Promise.all(fit.map(asAttached)));
   };
+  /** @param {string[]} names */
+  const refused = (names) => setWrong(names.length ? t("notAttached", names.join(", ")) : "");
   const [inserting, setInserting] = useState(false);
   const [stopRecording, setStopRecording] = useState(/** @type {{end: () => Promise<File>} | null} */ (null));
   const [wrong, setWrong] = useState("");
@@ -421,8 +430,7 @@ const Composer = () => {
     setWrong("");
     try {
       if (!stopRecording) return setStopRecording({ end: once(await record()) });
-      const recorded = await asAttached(await stopRecording.end());
-      setAttached([...attached, recorded]);
+      addFiles([await asAttached(await stopRecording.end())]);
     } catch (error) {
       setWrong(t("micFailed", String(/** @type {Error} */ (error).message)));
     }
@@ -446,14 +454,16 @@ const Composer = () => {
   const sendable = text.trim() || attached.length > 0;
   const send = () => {
     if (busy || !sendable || !chosen.value) return;
-    setText("");
-    setAttached([]);
+    draft(NO_DRAFT);
+    setWrong("");
     void say(text.trim(), attached);
   };
   /** @param {import("./mcp.js").Content} content */
   const insert = ({ text: more, attached: files }) => {
-    if (more) setText(text ? `${text}\n\n${more}` : more);
-    setAttached([...attached, ...files.filter(({ kind }) => kind === "file" || takes.includes(kind))]);
+    if (more) draft({ text: text ? `${text}\n\n${more}` : more });
+    const fit = files.filter(({ kind }) => kind === "file" || takes.includes(kind));
+    refused(files.filter((file) => !fit.includes(file)).map(({ name }) => name));
+    addFiles(fit);
   };
   /** @param {KeyboardEvent} event */
   const typed = (event) => {
@@ -476,11 +486,9 @@ const Composer = () => {
     ${takes.includes("audio") && canRecord() && html`<${IconButton} icon=${stopRecording ? "stop" : "mic"} onClick=${microphone}
       label=${t(stopRecording ? "micStop" : "mic")} pressed=${Boolean(stopRecording)} />`}
     ${insertions().length > 0 && html`<${IconButton} icon="plug" label=${t("insertMcp")} onClick=${() => setInserting(true)} />`}
-    ${attached.map((file) => html`<button type="button" class="attached" key=${file.url} title=${t("detach")}
-      aria-label=${`${t("detach")}: ${file.name}`} onClick=${() => setAttached(attached.filter((one) => one !== file))}>
-      ${file.kind === "image" ? html`<img src=${file.url} alt="" />` : file.name}</button>`)}
-    <textarea ref=${field} rows="1" value=${text} placeholder=${t("writeMessage")} aria-label=${t("message")} disabled=${pending && !busy}
-      onInput=${(/** @type {any} */ event) => setText(event.target.value)} onKeyDown=${typed}
+    <${AttachedFiles} files=${attached} onChange=${(/** @type {Attached[]} */ files) => draft({ attached: files })} />
+    <textarea ref=${field} dir="auto" rows="1" value=${text} placeholder=${t("writeMessage")} aria-label=${t("message")} disabled=${pending && !busy}
+      onInput=${(/** @type {any} */ event) => draft({ text: event.target.value })} onKeyDown=${typed}
       onPaste=${(/** @type {ClipboardEvent} */ event) => attach(event.clipboardData?.files)}></textarea>
     ${busy
       ? html`<${IconButton} icon="stop" label=${t("stop")} tone="strong" onClick=${busy.stop} />`
