@@ -38,6 +38,8 @@ _BLOCKS = frozenset(
     "form h1 h2 h3 h4 h5 h6 head header hr li main nav ol p pre section summary table title tr ul".split()
 )
 _PREFIXES = {"li": "- ", **{f"h{level}": "#" * level + " " for level in range(1, 7)}}
+_MAX_OPEN_TAGS = 10
+"""Tags and comments without an end, which are text. The parser reads the rest of the page for each of them."""
 _SPACES = re.compile(r"[ \t\r\n\f]+")
 _CELL_SPACES = re.compile(r" *(\t| ) *")
 
@@ -146,6 +148,14 @@ def visible_text(page: str) -> str:
     """Return the visible text: a line for each block, tabs between table cells, ``#`` before headings."""
     reader = _Reader()
     reader.feed(page)
+    n_open = 0
+    while reader.rawdata.startswith("<"):  # of a tag or comment without an end
+        n_open += 1
+        if n_open > _MAX_OPEN_TAGS:
+            raise Unreadable(f"more than {_MAX_OPEN_TAGS} of its tags and comments have no end")
+        rest, reader.rawdata = reader.rawdata[1:], ""
+        reader.handle_data("<")
+        reader.feed(rest)
     reader.close()
     reader.end_line()
     return "\n".join(reader.lines)

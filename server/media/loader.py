@@ -6,7 +6,7 @@ import binascii
 import logging
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,6 +31,7 @@ MAX_DECODED_BYTES = 1 << 30
 MAX_HELD_BYTES = 2 << 30
 """Decoded bytes of all requests that are still in use."""
 _MAX_CONCURRENT = 4  # files of one request that are fetched or decoded at the same time
+_MAX_OF_CLIENT = 2  # files of one client, and as many of its documents, that are decoded at the same time
 _DATA = "data:"
 _DATA_TYPES = ("data:image/", "data:video/", "data:audio/")
 _FAILED = "Failed to load image or audio file"  # llama-server's words
@@ -50,13 +51,33 @@ async def no_stored_files(_: str) -> FileContent | None:
     return None
 
 
+class _DecodingThreads:
+    """Threads that wait for decoding processes. One client occupies at most half of them. Used on the event loop."""
+
+    def __init__(self, name: str) -> None:
+        self._threads = ThreadPoolExecutor(2 * _MAX_OF_CLIENT, thread_name_prefix=name)
+        self._by_client: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
+
+    async def run(self, client: str, work: Callable[[], Decoded]) -> Decoded:
+        own = self._by_client.setdefault(client, asyncio.Semaphore(_MAX_OF_CLIENT))
+        await own.acquire()
+        running, loop = self._threads.submit(work), asyncio.get_running_loop()
+        # at the end of the work, which a cancellation does not stop
+        running.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(own.release))
+        return await asyncio.wrap_future(running)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
 class MediaLoader:
-    """Loads the media of requests. Runs on the event loop; its threads wait for the decoding processes."""
+    """Loads the media of requests. Runs on the event loop."""
 
     def __init__(self, decoder: Decoder, sites: AllowedHosts) -> None:
         self._decoder, self._sites = decoder, sites
         self._memory = _MemoryUse()
-        self._threads: Executor = ThreadPoolExecutor(2, thread_name_prefix="media")
+        self._threads: Executor = ThreadPoolExecutor(2, thread_name_prefix="media")  # for hashes and base64
+        self._decoding, self._reading = _DecodingThreads("media-decode"), _DecodingThreads("documents")
 
     async def load(
         self,
@@ -64,11 +85,13 @@ class MediaLoader:
         support: MediaSupport,
         scope: str | None = None,
         stored: StoredFiles = no_stored_files,
+        client: str = "",
     ) -> LoadedMedia:
         """Return each distinct source of `media`, decoded for a model with that `support`.
 
         Unreadable optional sources are omitted. ``scope``: see `Decoder.decode`. ``stored``: returns the client's
-        uploaded files. Raises `InvalidRequest`, and `QueueFull` if decoded media of other requests use the memory.
+        uploaded files. Files of one `client` are decoded in its turn. Raises `InvalidRequest`, and `QueueFull` if
+        decoded media of other requests use the memory.
         """
         loop = asyncio.get_running_loop()
         sources = await loop.run_in_executor(self._threads, _within_limits, media)  # hashing long texts takes time
@@ -77,7 +100,7 @@ class MediaLoader:
         async def one(source: Source, part: Media) -> Decoded | None:
             nonlocal n_bytes
             async with limit:
-                decoded = await self._one(source, part, support, scope, stored)
+                decoded = await self._one(source, part, support, scope, stored, client)
             n_bytes += 0 if decoded is None else n_bytes_of(decoded)
             if n_bytes > MAX_DECODED_BYTES:  # before the rest is decoded
                 reason = f"the media of a request may have at most {MAX_DECODED_BYTES} bytes after decoding"
@@ -101,10 +124,12 @@ class MediaLoader:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._decoding.close()
+        self._reading.close()
         self._decoder.close()
 
     async def _one(
-        self, source: Source, part: Media, support: MediaSupport, scope: str | None, stored: StoredFiles
+        self, source: Source, part: Media, support: MediaSupport, scope: str | None, stored: StoredFiles, client: str
     ) -> Decoded | None:
         """Load one file. Return None if it is optional and can't be read. Raises `InvalidRequest` for others."""
         may_be_document = part.kind == "document"
@@ -112,7 +137,7 @@ class MediaLoader:
             file = await self._file(source, stored, any_type=may_be_document)
             hints = _hints(source, file.name, support) if may_be_document else None
             decode = partial(self._decode, file.data, support.sample_rate, scope, hints)
-            decoded = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+            decoded = await (self._reading if may_be_document else self._decoding).run(client, decode)
             return replace(decoded, name=file.name) if isinstance(decoded, Document) else decoded
         except Unreadable as fault:
             message = f"{part.at}: {_DOCUMENT_FAILED if may_be_document else _FAILED}: {fault}"

@@ -279,7 +279,8 @@ class Session:
         namespace = None if self._salt is None else self._cache_scope()
         namespace = namespace if namespace is not None and is_lasting(namespace) else None
         loader = self.services.media_loader
-        loaded = await loader.load(supported, support, namespace, self._stored_file) if supported else {}
+        client = self._client("")
+        loaded = await loader.load(supported, support, namespace, self._stored_file, client) if supported else {}
         n_document_bytes, lost, notes = 0, [], []
         for each in media:
             content = None if each.source is None else loaded.get(each.source)

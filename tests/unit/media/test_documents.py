@@ -82,6 +82,7 @@ def text_of(document: Document) -> str:
         (PAGE.encode(), "", PAGE_TEXT, "text/html"),
         (b"<p>one<p>two", "text/html", "one\ntwo", "text/html"),
         (b"<html>x", "text/plain", "<html>x", "text/plain"),
+        (b'<html>a <b href="x>one</b> &lt; <i y <!-- &amp; <', "", 'a <b href="x>one < <i y <!-- & <', "text/html"),
         (b"<!-- a --> <HTML>x", "", "x", "text/html"),
         (b"<!-- a --> <!-- - b -->\n<!doctype html>x", "", "x", "text/html"),
         (b"<!---->" * 500 + b"x", "", "<!---->" * 500 + "x", "text/plain"),  # took exponential time
@@ -133,6 +134,7 @@ def test_converted_document_is_cached(decoder: Decoder, monkeypatch: pytest.Monk
         (b"", "it is empty"),
         (b" \n ", "it is empty"),
         (b"<html><script>x</script>", "it has no text"),
+        (b"<html>" + b"<a " * 100_000, "more than 10 of its tags and comments have no end"),
         (b"PK\3\4" + bytes(20), "a ZIP archive or an Office document; send PDF, plain text, Markdown, CSV and HTML"),
         (bytes(range(256)), "its type is not supported; send PDF, plain text"),
         (media_file("tiny.png"), "it is PNG, and this model cannot be shown images"),

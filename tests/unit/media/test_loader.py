@@ -29,14 +29,15 @@ class RecordingDecoder(Decoder):
 
     def __init__(self) -> None:
         self.decoded: list[bytes] = []
-        self.gate = threading.Event()
+        self.gate, self.started = threading.Event(), threading.Semaphore(0)  # of files that start with "slow"
         self.large = bytes(1000)
-        self.gate.set()
 
     def decode(
         self, data: bytes, sample_rate: int, scope: str | None = None, document: DocumentHints | None = None
     ) -> Bitmap:
-        assert self.gate.wait(100)
+        if data.startswith(b"slow"):
+            self.started.release()
+            assert self.gate.wait(100)
         self.decoded.append(data)
         if data.startswith(b"large"):
             return Bitmap("image", 1, 1, self.large, "large")
@@ -142,3 +143,20 @@ async def test_oldest_optional_files_are_omitted_beyond_the_limit(media_loader: 
     old = [image(b"%d" % n, optional=True) for n in range(MAX_FILES)]
     media = await media_loader.load([*old, image(b"new")], SUPPORT)
     assert list(media) == [*(b"%d" % n for n in range(1, MAX_FILES)), b"new"]
+
+
+async def test_slow_files_of_one_client_delay_neither_its_images_nor_other_clients(
+    media_loader: MediaLoader, decoder: RecordingDecoder
+) -> None:
+    documents = [Media("document", at="here", source=b"slow %d" % n) for n in range(8)]
+    slow = asyncio.create_task(media_loader.load(documents, SUPPORT, client="a"))
+    async with asyncio.timeout(60):
+        await asyncio.to_thread(decoder.started.acquire)
+        await media_loader.load([Media("document", at="here", source=b"quick")], SUPPORT, client="b")
+        await media_loader.load([image(b"quick image")], SUPPORT, client="a")
+        slow.cancel()  # its threads are still busy
+        again = asyncio.create_task(media_loader.load(documents, SUPPORT, client="a"))
+        await media_loader.load([Media("document", at="here", source=b"another")], SUPPORT, client="b")
+        assert decoder.decoded == [b"quick", b"quick image", b"another"]
+        decoder.gate.set()
+        assert len(await again) == len(documents)
