@@ -7,7 +7,9 @@ libmtmd's own decoder needs a loaded projector. Only runs in a process of `decod
 from typing import Any
 
 import miniaudio as _bindings
+import numpy as np
 
+from server.media.bitmap import MAX_SAMPLE
 from server.media.header import Unreadable
 
 _STEP = 1 << 16  # samples at a time
@@ -28,7 +30,13 @@ def samples(data: bytes, form: str, rate: int, max_seconds: float) -> bytes:
     n_samples = resampled_length(rate, info.sample_rate, info.num_frames)
     if not n_samples:
         raise Unreadable("it is silent: there is no sample in it")
-    return _read(data, rate, n_samples)
+    if n_samples == 1:
+        raise Unreadable("it has only one sample")
+    decoded = _read(data, rate, n_samples)
+    values = np.frombuffer(decoded, np.float32)
+    if not (values.min() > -MAX_SAMPLE and values.max() < MAX_SAMPLE):  # also rejects NaN
+        raise Unreadable(f"it has samples that are not numbers from {-MAX_SAMPLE:g} to {MAX_SAMPLE:g}")
+    return decoded
 
 
 def resampled_length(rate_out: int, rate_in: int, n_in: int) -> int:

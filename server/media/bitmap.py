@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 BitmapKind = Literal["image", "audio"]
+MAX_SAMPLE = 1e6
+"""Limit of audio samples; full scale is 1. The embeddings of larger ones might not be finite."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -54,7 +54,7 @@ def _frames(_: bytes, options: Json, data: bytes) -> tuple[Json, bytes]:
         with av.open(BytesIO(data), "r", format=_DEMUXERS[options["form"]], **_LENIENT) as container:
             stream, has_audio = next(iter(container.streams.video), None), bool(container.streams.audio)
             if stream is None:
-                raise Unreadable("it has no frames")
+                raise Unreadable("it has no frames; send audio as WAV, MP3 or FLAC")
             if stream.codec_context is None:
                 raise Unreadable("its frames have a format that can't be decoded")
             if stream.width * stream.height > max_pixels:

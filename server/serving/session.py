@@ -18,7 +18,7 @@ from server.engine.cache.scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Request, Started, State, Text
 from server.engine.sequence import Ticket
 from server.errors import InvalidRequest, ModelEnded, NotFound, QueueFull, Unavailable, short
-from server.media.bitmap import Document, Video, n_bytes_of
+from server.media.bitmap import Bitmap, Document, Video, n_bytes_of
 from server.media.loader import MediaSupport
 from server.media.source import NO_MEDIA, FileContent, LoadedMedia, Media
 from server.pool.model import Lease, LoadedModel
@@ -38,6 +38,8 @@ LONG_BYTES = 1 << 20
 """Longer texts are prepared in separate threads: tokenizing a megabyte takes up to a second."""
 LONG_WITH_MEDIA = 16 << 20
 """The same limit for bodies with media, most of whose bytes are not tokenized."""
+LONG_AUDIO_S = 60
+"""The same limit for audio, whose spectrogram is computed whole."""
 PIN = "llamapool.pin"
 """The key of an internal request's ASGI scope with the seconds for which its prompt is pinned in RAM."""
 _NOT_IN_GRAPH = "backend_sampling is ignored: the model was loaded without it"
@@ -281,7 +283,7 @@ class Session:
         loader = self.services.media_loader
         client = self._client("")
         loaded = await loader.load(supported, support, namespace, self._stored_file, client) if supported else {}
-        n_document_bytes, lost, notes = 0, [], []
+        n_document_bytes, n_samples, lost, notes = 0, 0, [], []
         for each in media:
             content = None if each.source is None else loaded.get(each.source)
             if content is None:
@@ -289,10 +291,12 @@ class Session:
             elif isinstance(content, Document):
                 notes += [f"{each.at}: {note}" for note in content.notes]
                 n_document_bytes += n_bytes_of(content)
+            elif isinstance(content, Bitmap) and content.kind == "audio":
+                n_samples += content.width
             elif isinstance(content, Video) and content.has_audio:
                 notes.append(f"{each.at}: the audio track of a video is not used")
         self.warnings = lost + notes
-        self._is_long |= n_document_bytes > LONG_BYTES
+        self._is_long |= n_document_bytes > LONG_BYTES or n_samples > LONG_AUDIO_S * support.sample_rate
         return loaded
 
     async def _stored_file(self, file_id: str) -> FileContent | None:

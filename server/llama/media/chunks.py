@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, collect_errors, log_callback, reason
-from server.media.bitmap import Bitmap
+from server.media.bitmap import MAX_SAMPLE, Bitmap
 from server.vocab import PlainText
 
 M: Any = _bindings  # the annotations of the bindings name C types, not those that ctypes accepts and returns
@@ -33,7 +33,6 @@ def start_media() -> None:
 
 
 Positions = NDArray[np.int32]
-_MAX_SAMPLE = 1e6  # full scale is 1
 _NO_TOKENS = "the library gave no tokens for a medium"
 
 
@@ -183,8 +182,8 @@ def _check_samples(samples: NDArray[np.float32]) -> None:
     """Raise `InvalidRequest` for samples that are not finite or far too large. Their embeddings would not be finite,
     and could corrupt cells of other sequences.
     """
-    if not (samples.min() > -_MAX_SAMPLE and samples.max() < _MAX_SAMPLE):  # also rejects NaN
-        raise InvalidRequest(f"audio has samples that are not numbers from {-_MAX_SAMPLE:g} to {_MAX_SAMPLE:g}")
+    if not (samples.min() > -MAX_SAMPLE and samples.max() < MAX_SAMPLE):  # also rejects NaN
+        raise InvalidRequest(f"audio has samples that are not numbers from {-MAX_SAMPLE:g} to {MAX_SAMPLE:g}")
 
 
 def _text_tokens(chunk: int) -> list[int]:

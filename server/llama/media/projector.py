@@ -119,7 +119,8 @@ class Projector:
         spans: list[MediaSpan] = []
         n_slices: Counter[str] = Counter()  # by id of the medium
         with self._open() as context:
-            if len([part for part in parts if isinstance(part, Bitmap) and part.data]) > 1:
+            # of audio, counting takes as long as preprocessing
+            if len([part for part in parts if isinstance(part, Bitmap) and part.data and part.kind == "image"]) > 1:
                 parts = self._without_data(context, parts, add_special=add_special, parse_special=parse_special)
             chunks = Chunks(context, parts, add_special=add_special, parse_special=parse_special)
             for chunk in chunks.read(context, self._salt):

@@ -3,6 +3,7 @@
 import base64
 import random
 import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter
 from tests.api.conftest import Api, Serve
 from tests.api.scripted import openai_client
 from tests.media_files import media_file, wav
-from tests.support.fakes import ASSISTANT, FakeLoader
+from tests.support.fakes import ASSISTANT, FakeLoader, FakeReader
 
 IMAGE_URL = f"data:image/png;base64,{base64.b64encode(media_file('tiny.png')).decode()}"
 SPEECH = media_file("tiny.wav")
@@ -111,6 +112,25 @@ async def test_decoded_size_limit_counts_every_occurrence_of_an_image(
     monkeypatch.setattr("server.media.loader.MAX_DECODED_BYTES", 16 * 12 * 3 * 2)
     for n, status in ((3, 400), (2, 200)):
         await multimodal.expect(f"POST {CHAT}", chat_body(*[IMAGE] * n), status)
+
+
+async def test_long_audio_is_tokenized_in_the_thread_for_long_texts(
+    multimodal: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libmtmd computes the spectrogram of the whole file: 7 s of CPU time for half an hour."""
+    threads: list[str] = []
+    tokenize = FakeReader.tokenize
+
+    def record_thread(self: FakeReader, *args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread().name.rpartition("_")[0])
+        return tokenize(self, *args, **options)
+
+    monkeypatch.setattr(FakeReader, "tokenize", record_thread)
+    for seconds in (1, 31):
+        file = base64.b64encode(wav(bytes(seconds * 2000), 1000)).decode()
+        two = [{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}} for data in (file, f" {file}")]
+        await multimodal.expect(f"POST {CHAT}/input_tokens", chat_body(*two), 200)
+    assert threads == ["prepare", "prepare-long"]
 
 
 async def test_text_only_model_gets_a_placeholder_for_images_of_the_history(serve: Serve) -> None:

@@ -143,6 +143,15 @@ def test_too_long_audio_is_rejected_by_its_header(decoder: Decoder) -> None:
         decoded(decoder, bytes(endless), RATE)
 
 
+@pytest.mark.parametrize("samples", [[0.5], [0.5, np.nan, 0.5], [0.5, np.inf], [0.5, -1e6]])
+def test_audio_that_can_not_be_embedded_is_unreadable(decoder: Decoder, samples: list[float]) -> None:
+    content = np.array(samples, "<f4").tobytes()
+    file = bytearray(wav(content, RATE, width=4))
+    file[20:22] = b"\3\0"  # floats instead of integers
+    with pytest.raises(Unreadable, match="only one sample" if len(samples) == 1 else "samples that are not numbers"):
+        decoded(decoder, bytes(file), RATE)
+
+
 def test_too_large_file_is_rejected_without_decoding() -> None:
     with pytest.raises(Unreadable, match="86 bytes, at most 85"):
         decoded(Decoder("nothing:here", DecodeOptions(file_bytes=85)), media_file("tiny.png"), 0)
