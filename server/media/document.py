@@ -16,7 +16,13 @@ MAX_PAGE_IMAGES = 64
 """Pages of one document that are shown as images."""
 LONGEST_SIDE, LOW_DETAIL_SIDE = 1568, 768
 """Pixels of a page image's longer side; the second one with ``detail: "low"``."""
-_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8-sig"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # before UTF-16's, with which it starts
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 _BINARY = re.compile(r"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 """Control characters that text does not contain. Logs have ESC, and manuals have form feeds."""
 _HTML_START = re.compile(r"\s*+(?:<!--(?:(?!-->).)*+-->\s*+)*+<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
@@ -64,11 +70,15 @@ def media_type_of(name: str) -> str:
 
 
 def is_pdf(data: bytes) -> bool:
-    return b"%PDF-" in data[:_PDF_START_BYTES]
+    """Return whether `data` starts with a PDF's header or has it later. Text that only mentions it is no PDF."""
+    start = data[:_PDF_START_BYTES]
+    if b"%PDF-" not in start or start.lstrip(codecs.BOM_UTF8 + b" \t\r\n\f\0").startswith(b"%PDF-"):
+        return b"%PDF-" in start
+    return b"startxref" in data[-_PDF_START_BYTES:] or unicode_text(data) is None
 
 
 def unicode_text(data: bytes) -> str | None:
-    """Decode UTF-8 and UTF-16 with a byte order mark, and UTF-8 without one. Return None for anything else."""
+    """Decode UTF-8, UTF-16 and UTF-32 with a byte order mark, and UTF-8 without one. Return None for anything else."""
     encoding = next((codec for bom, codec in _BOMS if data.startswith(bom)), "utf-8")
     try:
         return _text(data.decode(encoding))

@@ -73,6 +73,7 @@ def text_of(document: Document) -> str:
         (b"a\r\nb", "", "a\nb", "text/plain"),
         ("\ufeffgr\u00f6\u00dfer".encode(), "a.txt", "gr\u00f6\u00dfer", "text/plain"),
         ("gr\u00f6\u00dfer".encode("utf-16"), "", "gr\u00f6\u00dfer", "text/plain"),
+        ("gr\u00f6\u00dfer".encode("utf-32"), "", "gr\u00f6\u00dfer", "text/plain"),
         (b"\xfe\xff" + "gr\u00f6\u00dfer".encode("utf-16-be"), "", "gr\u00f6\u00dfer", "text/plain"),
         ("gr\u00f6\u00dfer".encode("latin-1"), "", "gr\u00f6\u00dfer", "text/plain"),
         ("\u201cquoted\u201d".encode("cp1252"), "", "\u201cquoted\u201d", "text/plain"),
@@ -80,6 +81,7 @@ def text_of(document: Document) -> str:
         (b"# Head", "text/markdown; charset=utf-8", "# Head", "text/markdown"),
         (b'{"a": 1}', "application/json", '{"a": 1}', "text/plain"),
         (PAGE.encode(), "", PAGE_TEXT, "text/html"),
+        (b'data.startswith(b"%PDF-")', "a.py", 'data.startswith(b"%PDF-")', "text/plain"),
         (b"<p>one<p>two", "text/html", "one\ntwo", "text/html"),
         (b"<html>x", "text/plain", "<html>x", "text/plain"),
         (b'<html>a <b href="x>one</b> &lt; <i y <!-- &amp; <', "", 'a <b href="x>one < <i y <!-- & <', "text/html"),
@@ -93,6 +95,7 @@ def text_of(document: Document) -> str:
             "application/pdf",
         ),
         (b"junk\n" + pdf("late"), "", "[Page 1]\nlate\n", "application/pdf"),
+        (b"\xff\xfe\n" + pdf("late") + bytes(2000), "", "[Page 1]\nlate\n", "application/pdf"),
         (media_file("owner-locked.pdf"), "", "[Page 1]\nclassified text\n", "application/pdf"),
     ],
 )
