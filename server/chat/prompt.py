@@ -107,7 +107,7 @@ class Prompt:
     may_reason: bool
     budget: ReasoningBudget
     open_reasoning: str | None = None  # reasoning text at the prompt's end; None if it ends outside of reasoning
-    prefilled: str = ""  # the content of the last message if the reply continues it
+    prefilled: str = ""  # the text of the last message if the reply continues it
     opens_turn: bool = True  # whether the prompt ends with the start of an assistant turn
 
     def count(self, model: LoadedModel, media: LoadedMedia) -> int:
@@ -193,9 +193,14 @@ def render(conversation: Conversation, model: LoadedModel) -> Prompt:
     if system and all(message.role not in ("system", "developer") for message in conversation.messages):
         conversation = replace(conversation, messages=(Message("system", system), *conversation.messages))
     messages, continued = conversation.messages, _continued(conversation, chat_format, model)
+    prefilled = ""
     if continued:
         # Parts are joined with empty lines (llama.cpp common/chat.cpp, render_content).
-        messages = (*messages[:-1], replace(messages[-1], content="\n\n".join(map(part_text, messages[-1].parts))))
+        parts = messages[-1].parts
+        content = "\n\n".join(markers.mark(part) or part_text(part) for part in parts)
+        messages = (*messages[:-1], replace(messages[-1], content=content))
+        if continued in (True, "content"):
+            prefilled = "\n\n".join(part.text for part in parts if isinstance(part, TextPart))
     budget = model.spec.chat.allowance(reasoning.budget, reasoning.message)
     may_reason = _may_reason(conversation, budget, chat_format, model)
     kwargs = dict(conversation.template_kwargs)
@@ -227,7 +232,7 @@ def render(conversation: Conversation, model: LoadedModel) -> Prompt:
         may_reason,
         budget,
         open_reasoning(rendered.generation_prompt, chat_format.reasoning_tags),
-        messages[-1].text if continued in (True, "content") else "",
+        prefilled,
         opens_turn=conversation.add_generation_prompt is not False and not continued,
     )
 

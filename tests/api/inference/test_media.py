@@ -38,6 +38,7 @@ REPLIES = {
     user_turn("What?", IMAGE_TEXT): "An image.",
     user_turn("What?", IMAGE_TEXT, "\nAnd?"): "wrong",
     f"{IMAGE_TEXT}What?": "Raw.",
+    f"{user_turn('Draw.')}It\n\n{IMAGE_TEXT}": " works.",
     user_turn("What?", IMAGE_TEXT, "And?", AUDIO_TEXT): "Both.",
     user_turn("What?", PLACEHOLDER) + f"A.<|im_end|>\n{user_turn('And?', IMAGE_TEXT)}": "It continues.",
 }
@@ -79,6 +80,13 @@ async def test_no_newline_separates_media_from_text_as_in_llama_server(multimoda
     image_only, both = (text_part("What?"), IMAGE), (text_part("What?"), IMAGE, text_part("And?"), AUDIO)
     for parts, reply in ((image_only, "An image."), (both, "Both.")):
         await multimodal.expect(f"POST {CHAT}", chat_body(*parts), 200, f'"content":"{reply}"')
+
+
+async def test_continued_assistant_message_keeps_its_image(multimodal: Api) -> None:
+    messages = [{"role": "user", "content": "Draw."}, {"role": "assistant", "content": [text_part("It"), IMAGE]}]
+    body = {"messages": messages, "temperature": 0}
+    reply = await multimodal.expect(f"POST {CHAT}", body, 200, '"content":"It works."')
+    assert "x-llamapool-warning" not in reply.headers
 
 
 @pytest.mark.parametrize("url", ["data:image/png;base64,aaaa", "http://127.0.0.1:9/gone.png", "data:text/html,x"])
