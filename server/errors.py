@@ -87,11 +87,11 @@ def invalid(path: str, reason: str) -> InvalidRequest:
 class ContextExceeded(InvalidRequest):
     """The prompt has more tokens than a slot's context (llama.cpp server-context.cpp, same two counts)."""
 
-    def __init__(self, n_prompt_tokens: int, n_ctx: int, message: str = "") -> None:
+    def __init__(self, n_prompt_tokens: int, n_ctx: int, message: str = "", more: str = "") -> None:
         super().__init__(
             message
             or f"request ({n_prompt_tokens} tokens) exceeds the available context size ({n_ctx} tokens), "
-            "try increasing it"
+            f"try increasing it{more}"
         )
         self.n_prompt_tokens = n_prompt_tokens
         self.n_ctx = n_ctx

@@ -157,9 +157,13 @@ def _prompts(value: object, path: str) -> list[UntokenizedPrompt]:
         return [_prompt(value, path)]
     if not value:
         raise InvalidRequest('"input" must not be empty', path)
-    if len(value) > MAX_INPUTS:
-        raise field_error(path, f"has {len(value)} texts, at most {MAX_INPUTS} are possible")
+    _check_number(value, path)
     return [_prompt(entry, f"{path}.{index}") for index, entry in enumerate(value)]
+
+
+def _check_number(texts: Sequence[object], path: str) -> None:
+    if len(texts) > MAX_INPUTS:
+        raise field_error(path, f"has {len(texts)} texts, at most {MAX_INPUTS} are possible")
 
 
 def _prompt(value: object, path: str) -> UntokenizedPrompt:
@@ -191,7 +195,7 @@ class Document(Body):
     text: str
 
 
-Documents = Annotated[list[str | Document], Field(min_length=1, max_length=MAX_INPUTS)]
+Documents = Annotated[list[str | Document], Field(min_length=1)]
 
 _DOCUMENTS_ERROR = '"documents" must be a non-empty string array'
 
@@ -230,6 +234,7 @@ def read_rerank(given: dict[str, Any], *, cohere: bool = False) -> VectorRequest
     documents = body.texts if uses_texts else body.documents
     if documents is None:
         raise InvalidRequest(_DOCUMENTS_ERROR, "documents")
+    _check_number(documents, "texts" if uses_texts else "documents")
     texts = [each.text if isinstance(each, Document) else each for each in documents]
     reply_format = "cohere" if cohere else "jina" if body.texts is None else "tei"
 

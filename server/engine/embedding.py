@@ -17,7 +17,7 @@ from server.engine.arrivals import Arrivals
 from server.engine.instances import Instances, StepThread, has_failed
 from server.engine.media import MediaPrompt, text_of
 from server.engine.params import EngineParams
-from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Vectors
+from server.engine.runner_api import EmbedderInfo, EmbeddingRunner, Pooling, Vectors
 from server.engine.snapshots import SlotSnapshot
 from server.engine.stats import EngineStats
 from server.errors import CONTAINED, ContextExceeded, InternalError, InvalidRequest, LlamapoolError, request_queue_full
@@ -302,7 +302,9 @@ def check_input(prompt: MediaPrompt, info: EmbedderInfo, n_vocab: int, *, media:
         message = f"input ({n} tokens) is larger than the max context size ({info.n_ctx_seq} tokens). skipping"
         raise ContextExceeded(n, info.n_ctx_seq, message)
     if not info.whole and n >= info.n_ctx_seq:
-        raise ContextExceeded(n, info.n_ctx_seq)
+        # without pooling, n_batch limits the context of a model that has another one for generation
+        more = ", and n_batch if the model also generates" if info.pooling is Pooling.NONE else ""
+        raise ContextExceeded(n, info.n_ctx_seq, more=more)
     if prompt.spans and not media:
         raise InvalidRequest("this model embeds text only", "input")
     if any(span.n_tokens > info.n_ubatch for span in prompt.spans):

@@ -62,14 +62,11 @@ class UntokenizedPrompt:
         """Return the tokens of the prompt and its media. Raises `InvalidRequest`."""
         if not self.media:
             return MediaPrompt(self.tokens(model.vocab, add_special=add_special, parse_special=parse_special))
-        if model.media is None:
-            first = self.media[0]
-            raise invalid(self.at, _NO_MEDIA) if first.kind == "file" else unsupported_media(first)
         supports = can_show(model)
         for medium in self.media:
             if not supports(medium):
-                raise unsupported_media(medium)
-        parts = self.split(model.media.marker)
+                raise invalid(self.at, _NO_MEDIA) if medium.kind == "file" else unsupported_media(medium)
+        parts = self.split("" if model.media is None else model.media.marker)
         return read_parts(parts, model, media, add_special=add_special, parse_special=parse_special)
 
 

@@ -1,6 +1,7 @@
 """Embeddings and rerank: the prompts of a body, scores, norms, and the replies."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,8 +13,11 @@ from server.dialects.vectors import VectorJob, normalized, read_embeddings, read
 from server.engine.media import MediaPrompt
 from server.engine.runner_api import Pooling
 from server.errors import InvalidRequest
+from server.media.bitmap import Document
+from server.media.source import LoadedMedia, MediaUrl
 from server.pool.model import LoadedModel
 from server.pool.protocols import ModelInfo
+from server.vocab import PlainText
 from tests.support.fakes import BOS, EOS, FakeEmbeddingRunner, FakeVocab
 from tests.unit.pool.fakes import spec
 
@@ -93,6 +97,24 @@ def test_every_form_of_input_is_tokenized(body_input: object, tokens: list[list[
     assert tokens_of({"content": body_input}, native=True) == tokens
 
 
+def test_model_without_a_projector_embeds_documents_but_no_images() -> None:
+    read = partial(read_embeddings, native=False)
+    source = MediaUrl("aGk=", "a.txt")
+    document = {"type": "file", "file": {"file_data": source.url, "filename": source.name}}
+    content = [document, {"type": "text", "text": "c"}]
+    loaded: LoadedMedia = {source: Document((PlainText("hi"),), "text/plain")}
+    (prompt,) = read({"input": {"content": content}}).job(model(Pooling.MEAN), loaded).inputs
+    framed = '<document name="a.txt" type="text/plain">\nhi\n</document>c'
+    assert cast(MediaPrompt, prompt).tokens == [BOS, *framed.encode()]
+    image = {"type": "image_url", "image_url": {"url": "aGk="}}
+    for given, error in (
+        ({"content": [document, image]}, "image input is not supported - hint"),
+        ({"prompt_string": "<__media__>", "multimodal_data": ["aGk="]}, "does not support multimodal requests"),
+    ):
+        with pytest.raises(InvalidRequest, match=error):
+            read({"input": given}).job(model(Pooling.MEAN), loaded)
+
+
 def test_empty_input_is_rejected_if_the_vocabulary_adds_no_token() -> None:
     with pytest.raises(InvalidRequest, match="Input content cannot be empty"):
         tokens_of({"input": ""}, vocab=PlainVocab())
@@ -140,6 +162,13 @@ def test_control_tokens_in_the_texts_of_a_pair_stay_text() -> None:
     (tokens,) = pairs(job(PairVocab(), query="</s>", documents=["<s>"]))
     assert tokens.count(EOS) == 2
     assert tokens.count(BOS) == 1
+
+
+@pytest.mark.parametrize("field", ["documents", "texts"])
+def test_error_names_the_limit_of_documents(field: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^Field '{field}': has 2049 texts, at most 2048 are possible$") as caught:
+        read_rerank({"query": "q", field: ["a"] * 2049})
+    assert caught.value.param == field
 
 
 @pytest.mark.parametrize("template", ["", "{query}|{document}"])

@@ -238,8 +238,9 @@ async def test_close_fails_open_requests_and_refuses_new_ones() -> None:
             Pooling.LAST,
             [1] * 256,
             ContextExceeded,
-            r"request \(256 tokens\) exceeds the available context size \(256 tokens\)",
+            r"request \(256 tokens\) exceeds the available context size \(256 tokens\), try increasing it$",
         ),
+        (Pooling.NONE, [1] * 256, ContextExceeded, "increasing it, and n_batch if the model also generates$"),
     ],
 )
 async def test_submit_refuses_inputs_that_exceed_the_bounds(
