@@ -62,11 +62,11 @@ def _medium(given: Mapping[str, Any], kind: str, path: str) -> Media:
     found: Source | None
     if MEDIA[kind] == "image":
         found = link(given.get("image_url"), *_FILE_KEYS)
-        if found is None and (file_id := text_in(given, "file_id")):
-            found = StoredFile(file_id)
     else:
         written = given.get(kind) or given.get("video_url") or dict(given)  # an object, or only a URL
         found = link(written, *_FILE_KEYS)
+    if found is None and (file_id := text_in(given, "file_id")):
+        found = StoredFile(file_id)
     return Media(MEDIA[kind], text_in(given, "filename"), f"{path}.type", found)
 
 

@@ -200,7 +200,7 @@ class _InMemoryParser(MultiPartParser):
 
 async def read_form(request: Request) -> Form:
     """Parse the form in a body, in the thread that reads long bodies. Raises `InvalidRequest`."""
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise InvalidRequest("the request body must be a form (multipart/form-data)")
     body = await read_body(request)
     return await read_later(request, lambda: asyncio.run(_form(request.headers, body)))

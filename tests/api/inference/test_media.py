@@ -234,6 +234,16 @@ async def test_damaged_audio_and_invalid_fields_are_a_400(client: openai.AsyncOp
     assert "can't be used with response_format srt" in await error(stream="true", response_format="srt")
 
 
+async def test_audio_by_file_id_in_a_form_with_a_type_in_capitals(multimodal: Api) -> None:
+    head = '--b\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n'
+    texts = head.format("purpose", ""), "user_data\r\n", head.format("file", '; filename="a.wav"')
+    body = "".join(texts).encode() + SPEECH + b"\r\n--b--\r\n"
+    headers = {"Content-Type": "Multipart/Form-Data; boundary=b"}
+    reply = await multimodal.expect("POST /v1/files", body, 200, headers=headers)
+    audio = {"type": "input_audio", "file_id": reply.json()["id"]}
+    await multimodal.expect(f"POST {CHAT}", chat_body(text_part("Transcribe audio to text"), audio), 200, TRANSCRIPT)
+
+
 async def test_missing_file_and_invalid_forms_are_a_400(multimodal: Api) -> None:
     no_boundary, boundary = ({"Content-Type": f"multipart/form-data{end}"} for end in ("", "; boundary=b"))
     for request, message in (
