@@ -4,23 +4,94 @@ A long text is split after special tokens, so that tokenization takes linear tim
 walks the list of fragments from its start (src/llama-vocab.cpp, tokenizer_st_partition): 400 kB of ``<|im_end|>x``
 take 44 s, 4 MB more than an hour. The parts can be tokenized separately: tokens up to a special token do not depend on
 the text after it, and that text is tokenized as at the start, without BOS.
+
+For most BPE vocabularies, llama.cpp splits a text into words with std::regex, which recurses for each character of a
+match (321 bytes of stack on x86-64): 30 kB of one letter overflow a stack of 8 MiB and end the process. So texts with
+long runs are tokenized in a thread with a large stack, and long texts are cut, between words where there are any.
 """
 
 import contextlib
 import ctypes
 import re
+import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import cache, partial
 from itertools import compress, pairwise, repeat
+from typing import TypeVar
 
 from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, fast
 
+T = TypeVar("T")
 MIN_PIECE_BYTES = 256  # the time of a piece is quadratic in its size
+MAX_PIECE_BYTES = 1 << 16  # of a text for std::regex
 _WINDOW_BYTES = 4096  # searched by `re` at a time, which holds the GIL
+_STACK_BYTES = 64 << 20  # three times what a match of MAX_PIECE_BYTES needs
+_SAFE_RUN_BYTES = 1024  # a match of this size needs a third of musl's smallest stack, 1 MiB
+_RUN_END = re.compile(rb"[!-/:-@[-`{-~](?= )|\n(?=[!-.0-~])")
+"""Positions inside no match of any pre-tokenizer's pattern."""
+_WORD_ENDS = (
+    re.compile(rb"(?<=[!-~])\n(?=[0-9A-Za-z])"),
+    re.compile(rb"[!-~](?= )"),
+    re.compile(rb"[0-9A-Za-z](?=[!-&(-/:-@[-`{-~])"),
+)
+"""Positions between two matches of most patterns, best first: a text that ends there has the same matches before it.
+The second and third may be inside words of vocabularies whose words contain spaces or punctuation.
+"""
+
+
+def needs_deep_stack(raw: bytes) -> bool:
+    """Return whether std::regex may recurse too deeply for the stack of a thread."""
+    return len(raw) > _SAFE_RUN_BYTES and max(map(len, _RUN_END.split(raw))) > _SAFE_RUN_BYTES
+
+
+def with_deep_stack(call: Callable[[], T]) -> T:
+    """Return the result of `call` in a thread with a large stack, of which only used pages take memory."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="llamapool-tokenize")
+    with _stack_size:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise InternalError(f"the system has no thread left to tokenize in: {error}") from None
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return done.result()
+
+
+_stack_size = threading.Lock()  # the size is a setting of the process
+
+
+def cut(raw: bytes, n_last: int = 0) -> Iterator[bytes]:
+    """Yield a text for std::regex in pieces of `MAX_PIECE_BYTES`; the last `n_last` bytes, a special text, stay whole.
+    If the text has words or lines, its tokens do not change.
+    """
+    start = 0
+    while len(raw) - start > MAX_PIECE_BYTES + n_last:
+        end = start + MAX_PIECE_BYTES
+        for pattern in _WORD_ENDS:
+            if ends := [match.end() for match in pattern.finditer(raw, start + MAX_PIECE_BYTES // 2, end)]:
+                end = ends[-1]
+                break
+        else:
+            while raw[end] & 0xC0 == 0x80:  # inside a character
+                end -= 1
+        yield raw[start:end]
+        start = end
+    yield raw[start:]
 
 
 class SpecialTexts:
@@ -28,7 +99,7 @@ class SpecialTexts:
 
     def __init__(self, texts: Iterable[bytes]) -> None:
         self.texts = sorted({text for text in texts if text}, key=len, reverse=True)
-        self._longest = len(self.texts[0]) if self.texts else 0
+        self.longest = len(self.texts[0]) if self.texts else 0
         self._pattern = re.compile(b"|".join(map(re.escape, self.texts)))
         self._overlapping = cache(lambda text: tuple(other for other in self.texts if _can_overlap(text, other)))
 
@@ -48,7 +119,7 @@ class SpecialTexts:
         """Return the end of the first special text at or after `at` that no other one overlaps; 0 = none."""
         while at < len(raw):
             window_end = at + _WINDOW_BYTES
-            match = self._pattern.search(raw, at, window_end + self._longest)
+            match = self._pattern.search(raw, at, window_end + self.longest)
             if match is None:
                 at = window_end
             elif self._is_unambiguous(raw, match.start(), match[0]):
@@ -87,7 +158,7 @@ _LONG_BYTES = 4096  # longer texts are split at special tokens
 _UNKNOWN, _CONTROL, _USER_DEFINED = 1 << 0, 1 << 3, 1 << 4  # enum llama_token_attr
 _TURN_ENDS = ("<|end|>", "[/INST]", "<\uff5cAssistant\uff5c>")
 _NOT_PRINTED = _UNKNOWN | _CONTROL  # llama_vocab::impl::token_to_piece
-_SENTENCEPIECE = 1  # enum llama_vocab_type
+_SENTENCEPIECE, BPE = 1, 2  # enum llama_vocab_type
 _UTF8_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
 _SPECIAL = _USER_DEFINED | _NOT_PRINTED
 
@@ -168,8 +239,10 @@ class LlamaVocab:
         if len(raw) < _LONG_BYTES:
             return self._tokenize(raw, add_special, parse_special)
         tokens, suffix = self._added_tokens() if add_special else ([], [])
-        for piece in (self._special if parse_special else self._always_special).pieces(raw):
-            tokens += self._tokenize(piece, False, parse_special)
+        special = self._special if parse_special else self._always_special
+        for piece in special.pieces(raw):
+            for part in cut(piece, special.longest) if self.type == BPE else (piece,):
+                tokens += self._tokenize(part, False, parse_special)
         return tokens + suffix
 
     def _check_characters(self, raw: bytes) -> None:
@@ -187,9 +260,11 @@ class LlamaVocab:
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         capacity = len(raw) + 8
         tokenize = fast.tokenize if len(raw) <= _SHORT_BYTES <= self.quick_bytes else C.llama_tokenize
+        is_deep = self.type == BPE and needs_deep_stack(raw)
         while True:
             tokens = (ctypes.c_int32 * capacity)()
-            n = tokenize(self.pointer, raw, len(raw), tokens, capacity, add_special, parse_special)
+            call = partial(tokenize, self.pointer, raw, len(raw), tokens, capacity, add_special, parse_special)
+            n: int = with_deep_stack(call) if is_deep else call()
             if n >= 0:
                 return _numbers(tokens, n)
             if n < -_MAX_BYTES:

@@ -32,6 +32,7 @@ from server.llama.media.chunks import M, NativeChunk, start_media
 from server.llama.media.projector import Projector, check_is_projector
 from server.media.bitmap import Bitmap, bitmaps_of
 from server.media.decode import Decoder
+from server.options.values import metadata_override
 from server.pool.protocols import Weights
 from server.pool.spec import LoadParams, ModelSpec
 from tests.media_files import AUDIO_FILES, media_file, pdf, png
@@ -149,6 +150,16 @@ def test_images_that_exceed_the_context_are_not_preprocessed(
             projector.serves(n_ctx)
             projector.tokenize([image(1), image(2)], add_special=True, parse_special=True)
     assert [pixels is not None for (_, _, pixels), _ in calls] == [False] * 6 + [True] * 2
+
+
+def test_a_long_run_of_a_character_beside_an_image_does_not_overflow_the_stack(gguf_folder: Path) -> None:
+    """The library's std::regex recurses for each character of a match."""
+    overrides = (metadata_override("tokenizer.ggml.pre=str:tekken"),)
+    with loaded(gguf_folder, "mlp", metadata_overrides=overrides) as (weights, projector):
+        text = "a" * 100_000
+        prompt = projector.tokenize([text, image(1)], add_special=False, parse_special=True)
+        (span,) = prompt.spans
+        assert weights.vocab.detokenize(prompt.tokens[: span.start]).startswith(text.encode())
 
 
 def media_input(projector: Projector, bitmap: Bitmap) -> MediaInput:

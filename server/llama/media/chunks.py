@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import llama_cpp.mtmd_cpp as _bindings
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, collect_errors, log_callback, reason
+from server.llama.vocab import needs_deep_stack, with_deep_stack
 from server.media.bitmap import MAX_SAMPLE, Bitmap
 from server.vocab import PlainText
 
@@ -93,7 +94,9 @@ class Chunks:
         with ExitStack() as stack, collect_errors(quiet=True) as errors:
             native = [_native_part(i, part, parse_special, stack) for i, part in enumerate(parts)]
             array = (ctypes.POINTER(M.mtmd_input_part) * len(native))(*map(ctypes.pointer, native))
-            status = M.mtmd_tokenize_from_parts(context, pointer, array, len(parts), add_special)
+            call = partial(M.mtmd_tokenize_from_parts, context, pointer, array, len(parts), add_special)
+            is_deep = any(needs_deep_stack(part.encode("utf-8", "replace")) for part in parts if isinstance(part, str))
+            status = with_deep_stack(call) if is_deep else call()
         if status != 0:
             raise InvalidRequest(f"a medium can't be read: {reason(errors, 'the library gave no reason')}")
 

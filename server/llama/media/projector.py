@@ -29,6 +29,7 @@ from server.llama.library import C, bind, collect_errors, reason
 from server.llama.media import trial
 from server.llama.media.chunks import Chunks, M, NativeChunk, start_media
 from server.llama.threads import n_threads
+from server.llama.vocab import BPE, MAX_PIECE_BYTES, cut
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.memory import HOST, Bytes, Footprint, added
 from server.pool.spec import LoadParams
@@ -82,6 +83,7 @@ class Projector:
         self._n_users = 0
         self._encoding = threading.Lock()
         self.n_embd = C.llama_model_n_embd_inp(model)
+        self._is_bpe = C.llama_vocab_type(C.llama_model_get_vocab(model)) == BPE
         self.mrope = C.llama_model_rope_type(model) in _MROPE
         limits = f"{native.image_min_tokens} {native.image_max_tokens}"
         self.fingerprint = f"{fingerprint([(path, header)])} {limits}"
@@ -115,6 +117,8 @@ class Projector:
         for part in parts:
             if isinstance(part, Bitmap) and part.kind not in self.kinds:
                 raise InvalidRequest(f"{part.kind} input is not supported by this model's projector")
+        if self._is_bpe:
+            parts = [each for part in parts for each in _short_parts(part)]
         tokens: list[int] = []
         spans: list[MediaSpan] = []
         n_slices: Counter[str] = Counter()  # by id of the medium
@@ -204,6 +208,13 @@ class Projector:
             self._users.wait_for(lambda: not self._n_users)
         if context is not None:
             M.mtmd_free(context)
+
+
+def _short_parts(part: str | Bitmap) -> Sequence[str | Bitmap]:
+    """Return a text in the pieces in which `LlamaVocab` tokenizes it."""
+    if isinstance(part, Bitmap) or len(part) <= MAX_PIECE_BYTES // 4:
+        return (part,)
+    return [type(part)(piece.decode()) for piece in cut(part.encode("utf-8", "replace"))]
 
 
 def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) -> None:
