@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -207,7 +208,8 @@ async def read_form(request: Request) -> Form:
 
 
 async def _form(headers: Headers, body: bytes) -> Form:
-    boundary = parse_options_header(headers["content-type"])[1].get(b"boundary", b"")
+    kind, options = parse_options_header(headers["content-type"])
+    boundary = options.get(b"boundary", b"")
     if body.count(b"--" + boundary) > 2 * _MAX_PARTS + 1:  # the parser is slow at each boundary, even inside a file
         raise InvalidRequest(f"the form has more than {2 * _MAX_PARTS} parts")
 
@@ -215,6 +217,10 @@ async def _form(headers: Headers, body: bytes) -> Form:
         for start in range(0, len(body), _CHUNK_BYTES):  # the parser keeps two copies of each chunk
             yield body[start : start + _CHUNK_BYTES]
 
+    if boundary:  # without the charset, with which the parser decodes: punycode takes quadratic time, "undefined" fails
+        headers = Headers(
+            raw=[(b"content-type", kind + b'; boundary="' + re.sub(rb'([\\"])', rb"\\\1", boundary) + b'"')]
+        )
     parser = _InMemoryParser(
         headers, chunks(), max_files=_MAX_PARTS, max_fields=_MAX_PARTS, max_part_size=_MAX_FIELD_BYTES
     )

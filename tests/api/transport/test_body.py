@@ -104,6 +104,16 @@ async def test_form_with_too_many_boundaries_is_refused(client: httpx.AsyncClien
     assert (reply.status_code, "more than 200 parts" in reply.text) == (400, True)
 
 
+@pytest.mark.parametrize("charset", ["punycode", "undefined", "idna", "utf-16", "utf-8"])
+async def test_charset_of_a_form_is_ignored(client: httpx.AsyncClient, charset: str) -> None:
+    """Python's decoder of punycode takes quadratic time, "undefined" always fails."""
+    form = '--B"é\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\nuser_data\r\n'
+    content = form.format("purpose", "") + form.format("file", '; filename="é-a"') + '--B"é--\r\n'
+    kind = {"Content-Type": f'multipart/form-data; charset={charset}; boundary="B\\"é"'.encode()}
+    reply = await client.post("/v1/files", content=content.encode(), headers=kind)
+    assert (reply.status_code, reply.json().get("filename")) == (200, "é-a")
+
+
 async def test_compressed_bodies_are_refused(api: Api) -> None:
     refused = {"error": {"code": "unsupported_media_type"}}
     await api.expect("POST /v1/completions", gzip.compress(BYTES), 415, refused, headers={"Content-Encoding": "gzip"})
