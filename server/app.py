@@ -60,7 +60,7 @@ from server.state.redis_objects import RedisObjects
 from server.state.usage import DatabaseUsage, RedisUsage, UsageLedger
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.record import Record
-from server.transport.admission import ConcurrencyLimiter
+from server.transport.admission import ClientTurns, ConcurrencyLimiter
 from server.transport.internal import InternalReply, failed, post_json
 from server.transport.limits import RateLimited, Rates
 from server.transport.middleware import Middleware
@@ -139,7 +139,7 @@ def create_app(
         """Return whether this server has the key and the models of a batch."""
         return keys.named(batch["key_name"]) is not None and all(map(pool.knows, batch["models"]))
 
-    # Few threads tokenize and render, since they share the GIL with the step threads.
+    # Few threads tokenize and render, since they share the GIL with the step threads. One more than a client may use.
     n_threads = server.threads_http if server.threads_http > 0 else min(4, os.cpu_count() or 1)
     gpus, mcp = gpu_collector() if server.metrics else None, mcp_of(server)
     metrics = Metrics(pool.states, spent=usage.all_spent, gpus=gpus)
@@ -152,7 +152,8 @@ def create_app(
         mcp=mcp,
         log=RecentLog(),
         bodies=Bodies(on=server.log_bodies),
-        prepare=ThreadPoolExecutor(n_threads, thread_name_prefix=PREPARE_THREADS),
+        prepare=ThreadPoolExecutor(n_threads + 1, thread_name_prefix=PREPARE_THREADS),
+        prepare_turns=ClientTurns(n_threads),
         prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=metrics,

@@ -265,7 +265,7 @@ class ListenSettings(SettingsModel, group="Server"):
     sse_ping_interval: Int = option(30, "--sse-ping-interval", env=True, ge=-1)
     """Seconds between keep-alive comments on a silent stream; -1 or 0 = none."""
     threads_http: Int = option(-1, "--threads-http", env=True, ge=-1)
-    """Threads that render templates and tokenize; -1 or 0 = automatic."""
+    """Threads that render templates and tokenize for one client; one more is for all. -1 or 0 = automatic."""
     shutdown_delay_s: Float = option(0.0, ge=0)
     """Seconds after SIGTERM during which requests are still accepted while /readyz returns 503, so that load balancers
     notice.

@@ -324,9 +324,10 @@ class Session:
         """Run `work` in a thread. If its grammar is not compiled yet, repeat it in a thread that may compile it."""
         started_at = time.perf_counter()
         try:
-            return await self._run(
-                self.services.prepare_long if is_long or self._is_long else self.services.prepare, work
-            )
+            if is_long or self._is_long:
+                return await self._run(self.services.prepare_long, work)
+            end_turn = await self.services.prepare_turns.turn(self._client(""))
+            return await self._run(self.services.prepare, work, end_turn=end_turn)
         except CompileLater:
             compiling, attempt = self.services.compiling, Attempt()
             async with compiling.turn(self._client("")):
@@ -338,12 +339,22 @@ class Session:
         finally:
             self._usage.prepare_s += time.perf_counter() - started_at
 
-    async def _run(self, threads: Executor, work: Callable[[], T], attempt: Attempt | None = None) -> T:
+    async def _run(
+        self,
+        threads: Executor,
+        work: Callable[[], T],
+        attempt: Attempt | None = None,
+        end_turn: Callable[[], None] = lambda: None,
+    ) -> T:
+        """Return the result of `work` in a thread. `end_turn` is called at its end, also after a disconnect."""
+
         def run() -> T:
             with within(attempt):
                 return work()
 
         self._preparing = running = threads.submit(run)
+        loop = asyncio.get_running_loop()
+        running.add_done_callback(lambda _: loop.call_soon_threadsafe(end_turn))
         return await asyncio.wrap_future(running)
 
 

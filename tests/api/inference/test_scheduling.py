@@ -104,6 +104,34 @@ async def test_connected_requests_waiting_for_a_load_count_against_max_preparing
         assert preparing.n == 0
 
 
+async def test_client_whose_texts_are_slow_leaves_a_thread_to_others(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, running, original = threading.Event(), list[str](), FakeVocab.tokenize
+
+    def tokenize(vocab: FakeVocab, text: str, **options: bool) -> list[int]:
+        if text.startswith("slow"):
+            running.append(text)
+            assert gate.wait(100), "the gate was never opened"
+        return original(vocab, text, **options)
+
+    async with serve() as api:
+        monkeypatch.setattr(FakeVocab, "tokenize", tokenize)
+        transport = httpx.ASGITransport(api.app, client=("10.0.0.2", 1))
+        n = api.app.state.services.prepare._max_workers
+        bodies: list[dict[str, object]] = [{"content": f"slow {i}"} for i in range(n + 1)]
+        tasks = [asyncio.create_task(api.client.post("/tokenize", json=body)) for body in bodies]
+        await until(lambda: len(running) == n - 1)
+        for task in tasks[: n - 1]:
+            task.cancel()  # a disconnect does not end the work
+        await asyncio.wait(tasks[: n - 1])
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as other:
+            assert (await other.post("/tokenize", json={"content": "quick"})).status_code == 200
+        assert len(running) == n - 1
+        gate.set()
+        assert [(await task).status_code for task in tasks[n - 1 :]] == [200, 200]
+
+
 @pytest.mark.slow
 async def test_long_and_short_texts_are_prepared_in_separate_threads(serve: Serve) -> None:
     gate = threading.Event()
@@ -115,7 +143,8 @@ async def test_long_and_short_texts_are_prepared_in_separate_threads(serve: Serv
 
         for blocked, n_blocked, n_other in ((services.prepare_long, LONG_BYTES, 9), (services.prepare, 9, LONG_BYTES)):
             gate.clear()
-            blocked.submit(gate.wait, 100)
+            for _ in range(blocked._max_workers):
+                blocked.submit(gate.wait, 100)
             waiting = asyncio.create_task(tokenize(n_blocked))
             assert (await tokenize(n_other)).status_code == 200
             assert not waiting.done()

@@ -109,7 +109,7 @@ async def test_charset_of_a_form_is_ignored(client: httpx.AsyncClient, charset: 
     """Python's decoder of punycode takes quadratic time, "undefined" always fails."""
     form = '--B"é\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\nuser_data\r\n'
     content = form.format("purpose", "") + form.format("file", '; filename="é-a"') + '--B"é--\r\n'
-    kind = {"Content-Type": f'multipart/form-data; charset={charset}; boundary="B\\"é"'.encode()}
+    kind = {b"Content-Type": f'multipart/form-data; charset={charset}; boundary="B\\"é"'.encode()}
     reply = await client.post("/v1/files", content=content.encode(), headers=kind)
     assert (reply.status_code, reply.json().get("filename")) == (200, "é-a")
 
