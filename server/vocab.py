@@ -15,10 +15,12 @@ class Vocab(Protocol):
 
     ``eog``: every end-of-generation id. ``fim_prefix``, of filling in the middle: the token before the text
     that precedes the gap. ``quick_bytes``: texts of so many bytes together take a millisecond at worst.
+    ``max_token_bytes``: the most bytes of a text that become one token; 0 if the vocabulary may skip bytes.
     """
 
     n_tokens: int
     quick_bytes: int
+    max_token_bytes: int
     bos: int
     eos: int
     sep: int

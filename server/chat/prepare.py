@@ -246,10 +246,11 @@ class _Reply:
 def prepare(conversation: Conversation, model: LoadedModel, media: LoadedMedia) -> tuple[Output, MediaPrompt]:
     """Render and tokenize the prompt and compile the constraint; return the output and the prompt's tokens.
 
-    ``media``: the loaded media of the conversation. Blocking, for a worker thread. Raises `InvalidRequest`.
+    ``media``: the loaded media of the conversation. Blocking, for a worker thread. Raises `InvalidRequest`, and
+    `ContextExceeded` for texts that are certainly too long; the engine checks the others.
     """
     prompt = render(conversation, model)
-    tokens = read_parts(prompt.parts, model, media)
+    tokens = read_parts(prompt.parts, model, media, must_fit=True)
     if not tokens.tokens:
         at = conversation.messages_at
         raise invalid(at, "the chat template renders them to an empty prompt")

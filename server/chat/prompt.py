@@ -11,7 +11,7 @@ like the document itself, so a name can't become a control token.
 import html
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -25,7 +25,7 @@ from server.chat.conversation import (
     template_messages,
 )
 from server.engine.media import MediaPrompt
-from server.errors import InvalidRequest, invalid
+from server.errors import ContextExceeded, InvalidRequest, invalid
 from server.formats.chat_format import ChatFormat
 from server.formats.parsing.reasoning import open_reasoning
 from server.media.bitmap import Bitmap, Document
@@ -128,14 +128,34 @@ def read_parts(
     *,
     add_special: bool = True,
     parse_special: bool = True,
+    must_fit: bool = False,
 ) -> MediaPrompt:
-    """Return the tokens of texts and media. `media`: the loaded media. Raises `InvalidRequest`."""
+    """Return the tokens of texts and media. `media`: the loaded media. Raises `InvalidRequest`, and `ContextExceeded`
+    if the prompt `must_fit` the context and its texts certainly do not.
+    """
     joined = _joined_parts(parts, media)
     texts = [part for part in joined if isinstance(part, str)]
+    if must_fit:
+        refuse_too_long(texts, model)
     if model.media is None or len(texts) == len(joined):
         return MediaPrompt(_tokens(texts, model.vocab, add_special=add_special, parse_special=parse_special))
     check_shown([part for part in joined if isinstance(part, Bitmap)])
     return model.media.tokenize(joined, add_special=add_special, parse_special=parse_special)
+
+
+def refuse_too_long(texts: Iterable[str], model: LoadedModel) -> None:
+    """Raise `ContextExceeded` if `texts` have more tokens than the context, however long their tokens are.
+
+    Tokenizing takes up to 120 times the memory of the text, and seconds for 10 MB.
+    """
+    n_ctx, max_token_bytes = model.engine.n_ctx_seq, model.vocab.max_token_bytes
+    n_chars = sum(map(len, texts))  # each has a byte at least
+    if max_token_bytes and n_chars > n_ctx * max_token_bytes:
+        n = n_chars // max_token_bytes
+        message = (
+            f"request (more than {n} tokens) exceeds the available context size ({n_ctx} tokens), try increasing it"
+        )
+        raise ContextExceeded(n, n_ctx, message)
 
 
 def _joined_parts(parts: Sequence[str | Media], media: LoadedMedia) -> list[str | Bitmap]:

@@ -23,6 +23,8 @@ from functools import cache, partial
 from itertools import compress, pairwise, repeat
 from typing import TypeVar
 
+import numpy as np
+
 from server.errors import InternalError, InvalidRequest
 from server.llama.library import C, fast
 
@@ -156,6 +158,7 @@ _QUICK_S = 1e-3
 _MIN_BYTES = 4  # of a text in a JSON array
 _LONG_BYTES = 4096  # longer texts are split at special tokens
 _UNKNOWN, _CONTROL, _USER_DEFINED = 1 << 0, 1 << 3, 1 << 4  # enum llama_token_attr
+_STRIPS = 1 << 7 | 1 << 8  # of spaces next to a token
 _TURN_ENDS = ("<|end|>", "[/INST]", "<\uff5cAssistant\uff5c>")
 _NOT_PRINTED = _UNKNOWN | _CONTROL  # llama_vocab::impl::token_to_piece
 _SENTENCEPIECE, BPE = 1, 2  # enum llama_vocab_type
@@ -197,6 +200,8 @@ class LlamaVocab:
         self.quick_bytes = 0
         self._not_printed = frozenset(t for t, bits in special if bits & _NOT_PRINTED)
         self._pieces, self._offsets = _pieces(pointer, self.n_tokens)
+        strips = any(bits & _STRIPS for _, bits in special)
+        self.max_token_bytes = 0 if strips else _max_token_bytes(self.type, self._pieces, self._offsets)
         self.missing_bytes = frozenset[int]()
         if self.type == _SENTENCEPIECE:
             self.missing_bytes = _missing_bytes(pointer, list(map(self.piece, ids)))
@@ -337,6 +342,14 @@ def _pieces(pointer: int, n_tokens: int) -> "tuple[bytes, array[int]]":
         pieces += string_at(buffer, max(n, 0))
         ends.append(len(pieces))
     return bytes(pieces), ends
+
+
+def _max_token_bytes(kind: int, pieces: bytes, offsets: "array[int]") -> int:
+    """Return the size of the longest piece; 0 for vocabularies that normalize texts or lack a byte."""
+    ends = np.frombuffer(offsets, np.uintc)
+    sizes = np.diff(ends)
+    singles = {pieces[at] for at in ends[:-1][sizes == 1].tolist()}
+    return int(sizes.max()) if kind in (_SENTENCEPIECE, BPE) and singles.issuperset(_UTF8_BYTES) else 0
 
 
 def _utf8(text: str) -> bytes:

@@ -55,6 +55,7 @@ class FakeVocab:
 
     n_tokens = 260
     quick_bytes = 1 << 20
+    max_token_bytes = max(map(len, PIECES))
     bos = BOS
     eos = EOS
     sep = -1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.chat.conversation import unsupported_media
-from server.chat.prompt import can_show, read_parts
+from server.chat.prompt import can_show, read_parts, refuse_too_long
 from server.dialects.dialect import Context
 from server.dialects.fields import json_kind
 from server.dialects.generation import ParsedRequest
@@ -57,17 +57,26 @@ class UntokenizedPrompt:
         return tokens
 
     def read(
-        self, model: LoadedModel, media: LoadedMedia, *, add_special: bool = True, parse_special: bool = True
+        self,
+        model: LoadedModel,
+        media: LoadedMedia,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        must_fit: bool = False,
     ) -> MediaPrompt:
-        """Return the tokens of the prompt and its media. Raises `InvalidRequest`."""
+        """Return the tokens of the prompt and its media. Raises `InvalidRequest`. `must_fit`: see `read_parts`."""
         if not self.media:
+            if must_fit:
+                texts = [self.content] if isinstance(self.content, str) else self.content
+                refuse_too_long((text for text in texts if isinstance(text, str)), model)
             return MediaPrompt(self.tokens(model.vocab, add_special=add_special, parse_special=parse_special))
         supports = can_show(model)
         for medium in self.media:
             if not supports(medium):
                 raise invalid(self.at, _NO_MEDIA) if medium.kind == "file" else unsupported_media(medium)
         parts = self.split("" if model.media is None else model.media.marker)
-        return read_parts(parts, model, media, add_special=add_special, parse_special=parse_special)
+        return read_parts(parts, model, media, add_special=add_special, parse_special=parse_special, must_fit=must_fit)
 
 
 def read_prompts(value: object) -> list[UntokenizedPrompt]:
@@ -92,8 +101,8 @@ class PromptRequest(ParsedRequest):
         return not self.options.is_constrained
 
     def tokens(self, context: Context) -> list[MediaPrompt]:
-        """Return the tokens of each prompt. Raises `InvalidRequest` for an empty one."""
-        tokenized = [prompt.read(context.model, context.media) for prompt in self.prompts]
+        """Return the tokens of each prompt. Raises `InvalidRequest` for an empty one, and `ContextExceeded`."""
+        tokenized = [prompt.read(context.model, context.media, must_fit=True) for prompt in self.prompts]
         for prompt, tokens in zip(self.prompts, tokenized, strict=True):
             if not tokens.tokens:
                 raise invalid(prompt.at, "is empty, and the model has no start token")

@@ -271,7 +271,7 @@ class OllamaRequest(ConversationRequest):
         else:
             reject_unsupported_media([message], can_show(model))
             parts = [part.text if isinstance(part, TextPart) else part for part in message.parts]
-            tokens = read_parts(parts, model, context.media)
+            tokens = read_parts(parts, model, context.media, must_fit=True)
         response_format = self.conversation.response_format or model.spec.shape
         constraint = None if response_format is None else response_format.constraint(model.grammar)
         (request,) = self.requests(context, request_id, [tokens], constraint)

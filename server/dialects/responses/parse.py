@@ -39,7 +39,7 @@ from server.dialects.responses.tools import ApprovedCall, ResponseTools, list_it
 from server.dialects.responses.write import EARLY_PING, ResponseWriter, failed_early
 from server.dialects.warnings import quoted, unused_fields
 from server.engine.request import Request, SamplingParams
-from server.errors import invalid
+from server.errors import ContextExceeded, invalid
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -171,9 +171,14 @@ class ResponseRequest(ToolRequest):
     def prepare(self, context: Context, request_id: str, conversation: Conversation) -> tuple[Output, Request]:
         """Prepare one round of generation. With ``truncation: auto``, drop the oldest messages if necessary."""
         limit, prepare = self.options.max_output_tokens, ConversationRequest.prepare
-        output, request = prepare(self, context, request_id, conversation)
-        if self.options.truncation != "auto" or fits(len(request.prompt), context.model.engine.n_ctx_seq, limit):
-            return output, request
+        try:
+            output, request = prepare(self, context, request_id, conversation)
+        except ContextExceeded:
+            if self.options.truncation != "auto":
+                raise
+        else:
+            if self.options.truncation != "auto" or fits(len(request.prompt), context.model.engine.n_ctx_seq, limit):
+                return output, request
         conversation = truncated(conversation, context.model, context.media, limit)
         return prepare(self, context, request_id, conversation)
 

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import Api, Serve
-from tests.support.fakes import BOS, IM_END, IM_START, FakeLoader
+from tests.support.fakes import BOS, IM_END, IM_START, FakeLoader, FakeVocab
 
 
 async def test_tokenize_with_pieces_returns_bytes_for_partial_characters(client: httpx.AsyncClient) -> None:
@@ -35,6 +35,40 @@ async def test_tokenize_and_detokenize_are_inverse(client: httpx.AsyncClient) ->
 )
 async def test_tokenize_accepts_vllms_field_names(api: Api, body: dict[str, object], n_special: int) -> None:
     await api.expect("POST /tokenize", body, 200, {"tokens": [BOS] * n_special + [104, 195, 169]})
+
+
+LONG = "x" * 100_000
+MESSAGES = [{"role": "user", "content": LONG}]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("POST /v1/chat/completions", {"messages": MESSAGES}),
+        ("POST /v1/completions", {"prompt": [1, LONG]}),
+        ("POST /completion", {"prompt": ["a", LONG]}),
+        ("POST /v1/responses", {"input": LONG, "store": False}),
+        ("POST /api/generate", {"model": "demo", "prompt": LONG, "raw": True}),
+    ],
+)
+async def test_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(
+    api: Api, monkeypatch: pytest.MonkeyPatch, endpoint: str, body: dict[str, object]
+) -> None:
+    original = FakeVocab.tokenize
+
+    def tokenize(vocab: FakeVocab, text: str, **options: bool) -> list[int]:
+        assert LONG not in text
+        return original(vocab, text, **options)
+
+    monkeypatch.setattr(FakeVocab, "tokenize", tokenize)
+    await api.expect(endpoint, body, 400, "tokens) exceeds the available context size")
+
+
+async def test_truncation_auto_drops_an_item_that_cannot_fit(api: Api) -> None:
+    items = [*MESSAGES, {"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
+    body = {"input": items, "truncation": "auto", "store": False, "max_output_tokens": 2}
+    await api.expect("POST /v1/responses", body, 200)
+    assert len((await api.expect("POST /tokenize", {"content": LONG}, 200)).json()["tokens"]) == len(LONG)
 
 
 async def test_tokenizer_info_agrees_with_props(client: httpx.AsyncClient) -> None:

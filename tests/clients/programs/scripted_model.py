@@ -80,6 +80,7 @@ class ScriptedVocab:
     add_sep = False
     fim_repo = fim_sep = -1
     quick_bytes = 1 << 20
+    max_token_bytes = 0
 
     def __init__(self, family: Family) -> None:
         printable = [bytes([a, b]) for a in range(32, 127) for b in range(32, 127)]

@@ -26,8 +26,8 @@ from tests.model.library.test_tokenizing import FileVocabulary, RECURSIVE, demo
 def tokenize(vocabularies):
     for vocab in vocabularies:
         for unit in "a", "!", "7", " ", "\n", "\u4e2d", "e\u0301", "\u2192", "a-", "a ", "!\n/":
-            text = unit * (70_000 // len(unit)) + "<|im_end|>"
-            print(ascii(text[:10]), flush=True)
+            print(ascii(unit), flush=True)
+            text = unit * ((70_000 if unit == "a" else 10_000) // len(unit)) + "<|im_end|>"
             assert vocab.detokenize(vocab.tokenize(text, add_special=False, parse_special=True)) == text.encode()
 
 vocabularies = [FileVocabulary(demo(pre)).vocab for pre in RECURSIVE]
@@ -56,6 +56,11 @@ def test_a_long_run_of_a_character_does_not_overflow_a_small_stack() -> None:
     command = ["sh", "-c", 'ulimit -s 1024 && exec "$0" -c "$1"', sys.executable, RUNS]
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.endswith("done\n"), (done.returncode, done.stdout[-100:], done.stderr[-2000:])
+
+
+def test_the_longest_token_bounds_the_size_of_a_text(vocab_with: Callable[[str], LlamaVocab]) -> None:
+    vocab = vocab_with("tekken")
+    assert vocab.max_token_bytes == max(len(vocab.piece(token)) for token in range(vocab.n_tokens))
 
 
 WORDS = ("the", "It", "I'm", "don't", "1234567", "été", "中文", "</a>", "a_b", "==", "é", "!?", "x/y", "<|im_start|>")
