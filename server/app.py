@@ -44,6 +44,7 @@ from server.pool.saved.store import SavedFiles, SlotFiles, UrlFiles
 from server.reload import Reload
 from server.routes import Dispatch, include_routes
 from server.sandbox import seccomp
+from server.sandbox.client_threads import ClientThreads
 from server.sandbox.memory import MemoryWatch
 from server.sandbox.process import Process
 from server.serving.background import settle_interrupted
@@ -60,7 +61,7 @@ from server.state.redis_objects import RedisObjects
 from server.state.usage import DatabaseUsage, RedisUsage, UsageLedger
 from server.structured.grammar.sandbox import Sandbox
 from server.telemetry.record import Record
-from server.transport.admission import ClientTurns, ConcurrencyLimiter
+from server.transport.admission import ConcurrencyLimiter
 from server.transport.internal import InternalReply, failed, post_json
 from server.transport.limits import RateLimited, Rates
 from server.transport.middleware import Middleware
@@ -152,8 +153,7 @@ def create_app(
         mcp=mcp,
         log=RecentLog(),
         bodies=Bodies(on=server.log_bodies),
-        prepare=ThreadPoolExecutor(n_threads + 1, thread_name_prefix=PREPARE_THREADS),
-        prepare_turns=ClientTurns(n_threads),
+        prepare=ClientThreads(n_threads + 1, n_threads, PREPARE_THREADS),
         prepare_long=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-long"),
         reading=ThreadPoolExecutor(1, thread_name_prefix=f"{PREPARE_THREADS}-body"),
         metrics=metrics,

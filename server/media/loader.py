@@ -6,7 +6,7 @@ import binascii
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from server.media.document import DocumentHints, media_type_of
 from server.media.header import Unreadable
 from server.media.hosts import AllowedHosts
 from server.media.source import FileContent, LoadedMedia, Media, MediaUrl, Source, StoredFile, StoredFiles
+from server.sandbox.client_threads import ClientThreads
 from server.sandbox.process import Process
 
 log = logging.getLogger(__name__)
@@ -51,25 +52,6 @@ async def no_stored_files(_: str) -> FileContent | None:
     return None
 
 
-class _DecodingThreads:
-    """Threads that wait for decoding processes. One client occupies at most half of them. Used on the event loop."""
-
-    def __init__(self, name: str) -> None:
-        self._threads = ThreadPoolExecutor(2 * _MAX_OF_CLIENT, thread_name_prefix=name)
-        self._by_client: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
-
-    async def run(self, client: str, work: Callable[[], Decoded]) -> Decoded:
-        own = self._by_client.setdefault(client, asyncio.Semaphore(_MAX_OF_CLIENT))
-        await own.acquire()
-        running, loop = self._threads.submit(work), asyncio.get_running_loop()
-        # at the end of the work, which a cancellation does not stop
-        running.add_done_callback(lambda _: loop.is_closed() or loop.call_soon_threadsafe(own.release))
-        return await asyncio.wrap_future(running)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
 class MediaLoader:
     """Loads the media of requests. Runs on the event loop."""
 
@@ -77,7 +59,8 @@ class MediaLoader:
         self._decoder, self._sites = decoder, sites
         self._memory = _MemoryUse()
         self._threads: Executor = ThreadPoolExecutor(2, thread_name_prefix="media")  # for hashes and base64
-        self._decoding, self._reading = _DecodingThreads("media-decode"), _DecodingThreads("documents")
+        self._decoding = ClientThreads(2 * _MAX_OF_CLIENT, _MAX_OF_CLIENT, "media-decode")
+        self._reading = ClientThreads(2 * _MAX_OF_CLIENT, _MAX_OF_CLIENT, "documents")
 
     async def load(
         self,
@@ -123,9 +106,8 @@ class MediaLoader:
         self._threads.submit(self._decoder.warm)
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._decoding.close()
-        self._reading.close()
+        for threads in (self._threads, self._decoding, self._reading):
+            threads.shutdown(wait=False, cancel_futures=True)
         self._decoder.close()
 
     async def _one(

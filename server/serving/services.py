@@ -18,12 +18,13 @@ from server.pool.pool import Pool
 from server.pool.saved.store import SavedFiles
 from server.pool.spec import Task
 from server.pool.state import ModelFacts, ModelState
+from server.sandbox.client_threads import ClientThreads
 from server.sandbox.memory import MemoryWatch
 from server.serving.batch_runner import BatchRunner
 from server.state.objects import Kind, Objects
 from server.state.usage import UsageLedger
 from server.structured.reasoning_end import ReasoningSwitch
-from server.transport.admission import ClientTurns, CompileTurns, ConcurrencyLimiter, admission_of
+from server.transport.admission import CompileTurns, ConcurrencyLimiter, admission_of
 from server.transport.endpoints import TARGET, Target
 from server.transport.keys import ANYBODY, Key, KeyStore, given_key, hash_of
 from server.transport.limits import Rates
@@ -51,8 +52,7 @@ class Services:
 
     pool: Pool
     options: HttpOptions
-    prepare: Executor  # tokenization and template rendering
-    prepare_turns: ClientTurns  # for ``prepare``
+    prepare: ClientThreads  # tokenization and template rendering
     prepare_long: Executor  # the same for long texts, which take seconds and must not delay others
     reading: Executor  # parses long request bodies, one at a time because parsing holds the GIL
     metrics: Metrics

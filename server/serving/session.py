@@ -326,8 +326,7 @@ class Session:
         try:
             if is_long or self._is_long:
                 return await self._run(self.services.prepare_long, work)
-            end_turn = await self.services.prepare_turns.turn(self._client(""))
-            return await self._run(self.services.prepare, work, end_turn=end_turn)
+            return await self.services.prepare.run(self._client(""), partial(_within, None, work), self._set_preparing)
         except CompileLater:
             compiling, attempt = self.services.compiling, Attempt()
             async with compiling.turn(self._client("")):
@@ -339,23 +338,18 @@ class Session:
         finally:
             self._usage.prepare_s += time.perf_counter() - started_at
 
-    async def _run(
-        self,
-        threads: Executor,
-        work: Callable[[], T],
-        attempt: Attempt | None = None,
-        end_turn: Callable[[], None] = lambda: None,
-    ) -> T:
-        """Return the result of `work` in a thread. `end_turn` is called at its end, also after a disconnect."""
-
-        def run() -> T:
-            with within(attempt):
-                return work()
-
-        self._preparing = running = threads.submit(run)
-        loop = asyncio.get_running_loop()
-        running.add_done_callback(lambda _: loop.call_soon_threadsafe(end_turn))
+    async def _run(self, threads: Executor, work: Callable[[], T], attempt: Attempt | None = None) -> T:
+        running = threads.submit(_within, attempt, work)
+        self._set_preparing(running)
         return await asyncio.wrap_future(running)
+
+    def _set_preparing(self, running: Future[Any]) -> None:
+        self._preparing = running
+
+
+def _within(attempt: Attempt | None, work: Callable[[], T]) -> T:
+    with within(attempt):
+        return work()
 
 
 def _check_number(requests: Sequence[Request], model: LoadedModel) -> None:

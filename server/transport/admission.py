@@ -192,22 +192,6 @@ class ConcurrencyLimiter:
             self.n -= 1
 
 
-class ClientTurns:
-    """Limits the concurrent jobs of each client in a group of threads to `n`, so that a client with slow jobs leaves a
-    thread to others. Used on the event loop.
-    """
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-        self._by_client: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    async def turn(self, client: str) -> Callable[[], None]:
-        """Wait for a turn of `client`; return the function that ends it."""
-        own = self._by_client.setdefault(client, asyncio.Semaphore(self._n))
-        await own.acquire()
-        return own.release
-
-
 COMPILE_THREADS = 2
 COMPILE_WAIT_S = 20.0  # shorter than the ping interval: a refused stream can still send its status
 _COMPILE_RETRY_S = 5

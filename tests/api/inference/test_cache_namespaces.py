@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.engine.cache import kv_store
+from server.engine import kv_store
 from tests.api.conftest import Api, Serve
 from tests.api.inference.dialects import Dialect, Query, llamapool_dialects
 from tests.api.transport.test_keys import bearer, key_file, server

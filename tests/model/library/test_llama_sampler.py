@@ -16,6 +16,7 @@ import pytest
 from server.engine.request import PARAMETERS, RANDOM_SEED, SAMPLERS, SamplingParams
 from server.errors import InternalError, InvalidRequest, NotNumbers
 from server.llama.context.runner import LlamaRunner
+from server.llama.library import C, fast
 from server.llama.sampling import candidates as parallel_sampling
 from server.llama.sampling import sampler as sampler_module
 from server.llama.sampling.sampler import NativeSampler
@@ -103,7 +104,11 @@ def test_a_dry_sampler_that_leaves_the_cache_is_not_freed_while_it_is_copied(
     runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = replace(UNTRUNCATED, dry_multiplier=4.0)
-    freed, free, clone = list[int](), sampler_module.fast.sampler_free, sampler_module.C.llama_sampler_clone
+    freed, free, clone = list[int](), fast.sampler_free, C.llama_sampler_clone
+
+    def checked_free(chain: int) -> None:
+        freed.append(chain)
+        free(chain)
 
     def checked_clone(chain: int) -> int:
         assert chain not in freed
@@ -111,8 +116,8 @@ def test_a_dry_sampler_that_leaves_the_cache_is_not_freed_while_it_is_copied(
         return copy
 
     monkeypatch.setattr(sampler_module, "_CACHED_DRY", 0)
-    monkeypatch.setattr(sampler_module.fast, "sampler_free", lambda chain: (freed.append(chain), free(chain)))
-    monkeypatch.setattr(sampler_module.C, "llama_sampler_clone", checked_clone)
+    monkeypatch.setattr(fast, "sampler_free", checked_free)
+    monkeypatch.setattr(C, "llama_sampler_clone", checked_clone)
     runner.sampler(params, []).close()
     assert len(freed) == 2
 

@@ -122,7 +122,12 @@ async def test_preparing_a_sampler_does_not_delay_other_requests() -> None:
     async with running_worker() as harness:
         worker, unblock = harness.worker, threading.Event()
         prepare = worker._generator.prepare_sampler
-        worker._generator.prepare_sampler = lambda params: (unblock.wait(60), prepare(params))  # type: ignore[method-assign]
+
+        def slow(params: SamplingParams) -> None:
+            unblock.wait(60)
+            prepare(params)
+
+        worker._generator.prepare_sampler = slow  # type: ignore[method-assign]
         for number in range(1, 10):
             harness.submit(number, dry_base=1.0 + number)
         harness.submit(10)

@@ -65,7 +65,7 @@ export const ChatList = ({ current, onReplaced, onClose }) => {
       ${shown.map(
         (chat) => html`<li key=${chat.id} class=${chat.id === current ? "current" : ""}>
           <a href=${link("chat", chat.id)} aria-current=${chat.id === current ? "true" : undefined}>
-            <span class="title">${chat.title}</span><span class="quiet">${day(chat.updated)}</span>
+            <span class="title" dir="auto">${chat.title}</span><span class="quiet">${day(chat.updated)}</span>
           </a>
           <${IconButton} icon="trash" label=${`${t("removeChat")}: ${chat.title}`} onClick=${() => remove(chat)} />
         </li>`,
