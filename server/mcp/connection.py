@@ -25,6 +25,7 @@ from mcp.client._transport import Transport, TransportStreams
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock
+from pydantic_core import to_json
 
 from server.errors import short
 from server.mcp.config import McpServer
@@ -92,8 +93,8 @@ class Connection:
                 page = await client.list_tools(cursor=cursor)
                 for tool in page.tools:
                     notes = tool.annotations
-                    annotations = None if notes is None else notes.model_dump(mode="json", by_alias=True)
-                    found.append(McpTool(tool.name, tool.description or "", tool.input_schema, annotations))
+                    annotations = None if notes is None else _plain(notes.model_dump(mode="json", by_alias=True))
+                    found.append(McpTool(tool.name, tool.description or "", _plain(tool.input_schema), annotations))
                 cursor = page.next_cursor
                 if cursor is None or len(found) > MAX_TOOLS:
                     break
@@ -220,6 +221,11 @@ def _fault_of(error: BaseException) -> McpFault:
     return McpFault(f"{type(error).__name__}: {short(str(error))}")
 
 
+def _plain(value: Json) -> Any:
+    """Return `value` as bodies of requests are parsed: an integer above 64 bits, which orjson can't write, is a float."""
+    return orjson.loads(to_json(value, inf_nan_mode="null"))
+
+
 def _result(reply: CallToolResult, max_chars: int) -> McpResult:
     texts: list[str] = []
     images: list[Media] = []
@@ -230,7 +236,7 @@ def _result(reply: CallToolResult, max_chars: int) -> McpResult:
         else:
             texts.append(_text(block))
     if not reply.content and reply.structured_content is not None:
-        texts.append(orjson.dumps(reply.structured_content).decode())
+        texts.append(to_json(reply.structured_content, inf_nan_mode="null").decode())
     text = "\n".join(texts)
     if len(text) > max_chars:
         text = f"{text[:max_chars]}\n[cut off: {len(text) - max_chars} more characters]"

@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, ImageContent, TextContent, ToolAnnotations
+from pydantic import Field
 
 PNG = Path(__file__).parents[1] / "media_files" / "tiny.png"
 STDIO: dict[str, Any] = {"command": sys.executable, "args": ["-m", "tests.support.mcp_server"]}
@@ -56,6 +57,11 @@ class Tools:
             data = base64.b64encode(PNG.read_bytes()).decode()
             content = ImageContent(type="image", data=data, mime_type="image/png")
             return CallToolResult(content=[TextContent(type="text", text="a dot"), content])
+
+        @server.tool()
+        def pay(amount: Annotated[int, Field(le=2**256)]) -> CallToolResult:
+            """Has an integer above 64 bits in its schema and in its result, which is not a text."""
+            return CallToolResult(content=[], structured_content={"paid": 2**256})
 
         @server.tool(structured_output=False)
         async def wait() -> str:

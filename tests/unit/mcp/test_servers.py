@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import orjson
 import pytest
 from mcp import Client
 
@@ -64,6 +65,9 @@ async def test_tools_are_listed_and_called(transport: str, monkeypatch: pytest.M
             assert (await servers.call(server, "nothing", {})).is_error
             image = await servers.call(server, "image", {})
             assert (image.text, image.images) == ("a dot", (Media("image", "image/png", source=PNG.read_bytes()),))
+            assert listed["pay"].schema["properties"]["amount"]["maximum"] == pytest.approx(2**256)
+            orjson.dumps(listed["pay"].schema)
+            assert (await servers.call(server, "pay", {"amount": 1})).text == f'{{"paid":{2**256}}}'
             huge = await servers.call(server, "huge", {"n": 3_000_000})
             assert len(huge.text) < 1100
             assert huge.text.endswith("[cut off: 2999000 more characters]")
