@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, Self, TextIO
 
 import anyio
 import httpcore2
@@ -21,10 +21,12 @@ import httpx2
 import orjson
 from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp import Client, MCPError, StdioServerParameters
-from mcp.client._transport import Transport, TransportStreams
+from mcp.client._transport import ReadStream, Transport, TransportStreams
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
-from mcp_types import CONNECTION_CLOSED, CallToolResult, ContentBlock
+from mcp.shared.message import SessionMessage
+from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, CallToolResult, ContentBlock, ErrorData
+from mcp_types.jsonrpc import JSONRPCError, JSONRPCResponse
 from pydantic_core import to_json
 
 from server.errors import short
@@ -45,6 +47,10 @@ CLOSE_S = 10.0
 """Seconds that a server has to end a session."""
 MAX_REPLY_BYTES = 16 << 20
 """Limit of a JSON reply. The MCP package limits events of streams."""
+MAX_VALUES = 20_000
+"""Limit of the JSON values in a message, except in `_UNTYPED`. The package validates them on the event loop: 100,000
+items of a wrong type take 2 seconds and 300 MB."""
+_UNTYPED = frozenset(("_meta", "inputSchema", "structuredContent"))
 _TIMEOUT = httpx2.Timeout(30.0, read=600.0)
 _EVENTS = b"text/event-stream"
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs tracebacks for errors that calls raise
@@ -123,7 +129,7 @@ class Connection:
         try:
             with self._scope:
                 async with AsyncExitStack() as stack:
-                    client = Client(await self._transport(stack), cache=None, client_info=None)
+                    client = Client(_checked(await self._transport(stack)), cache=None, client_info=None)
                     self._ready.set_result(await stack.enter_async_context(client))
                     await self._closing.wait()
         except Exception as error:  # noqa: BLE001 (from the package, its transport or the MCP server)
@@ -166,6 +172,64 @@ class Connection:
             assert isinstance(incoming, MemoryObjectReceiveStream)
             self._incoming = incoming
             yield incoming, outgoing
+
+
+@asynccontextmanager
+async def _checked(transport: Transport) -> AsyncGenerator[TransportStreams, None]:
+    async with transport as (incoming, outgoing):
+        yield _CheckedStream(incoming), outgoing
+
+
+class _CheckedStream:
+    """The messages of a server, with an error in place of each that has more than `MAX_VALUES` values."""
+
+    def __init__(self, stream: ReadStream[SessionMessage | Exception]) -> None:
+        self._stream = stream
+
+    async def receive(self) -> SessionMessage | Exception:
+        return _checked_message(await self._stream.receive())
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        return _checked_message(await anext(self._stream))
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+def _checked_message(item: SessionMessage | Exception) -> SessionMessage | Exception:
+    """Return the message without output schemas, or an error.
+
+    The package would validate results against output schemas on the event loop, which a pattern can block for ever.
+    """
+    if isinstance(item, Exception) or isinstance(item.message, JSONRPCError):
+        return item
+    message, n = item.message, 0
+    left: list[Any] = [message.result if isinstance(message, JSONRPCResponse) else message.params]
+    while left and n <= MAX_VALUES:
+        value = left.pop()
+        if isinstance(value, dict):
+            value.pop("outputSchema", None)
+            value = [member for name, member in value.items() if name not in _UNTYPED]
+        if isinstance(value, list):
+            n += len(value)
+            left += value
+    if n <= MAX_VALUES:
+        return item
+    reason = f"the MCP server's message has more than {MAX_VALUES} values"
+    if not isinstance(message, JSONRPCResponse):
+        return ValueError(reason)
+    return SessionMessage(
+        JSONRPCError(jsonrpc="2.0", id=message.id, error=ErrorData(code=INVALID_REQUEST, message=reason))
+    )
 
 
 @contextlib.contextmanager
@@ -222,7 +286,7 @@ def _fault_of(error: BaseException) -> McpFault:
 
 
 def _plain(value: Json) -> Any:
-    """Return `value` as bodies of requests are parsed: an integer above 64 bits, which orjson can't write, is a float."""
+    """Return `value` as if from a request's body: an integer above 64 bits, which orjson can't write, is a float."""
     return orjson.loads(to_json(value, inf_nan_mode="null"))
 
 

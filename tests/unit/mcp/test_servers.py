@@ -1,6 +1,7 @@
 """Listing and calling MCP tools, on servers of the official package and on broken programs."""
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -16,7 +17,7 @@ from mcp import Client
 
 from server.mcp.config import McpRules, McpServer, read_servers
 from server.mcp.connection import _logged
-from server.mcp.servers import McpFault, McpServers
+from server.mcp.servers import Json, McpFault, McpServers
 from server.media.hosts import AllowedHosts
 from server.media.source import Media
 from tests.support.mcp_server import PNG, STDIO, Tools, served
@@ -103,6 +104,45 @@ async def test_program_that_does_not_speak_mcp_raises_a_fault(program: str, mess
         for _ in range(2):  # the second call does not start it again
             with pytest.raises(McpFault, match=message):
                 await servers.call(servers.configured["x"], "add", {})
+
+
+ECHO = """
+import json, sys
+results = json.loads(sys.argv[1])
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" in message:
+        result = results.get(message["method"])
+        body = {"error": {"code": -32601, "message": "unknown"}} if result is None else {"result": result}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], **body}), flush=True)
+"""
+
+
+def program_with(result: Json, **tool: Any) -> Json:
+    """Return the entry of a program whose only tool is ``add``, with that result."""
+    start = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "x", "version": "1"}}
+    listed = {"tools": [{"name": "add", "inputSchema": {"type": "object"}, **tool}]}
+    results = {"initialize": start, "tools/list": listed, "tools/call": result}
+    return {"command": sys.executable, "args": ["-c", ECHO, json.dumps(results)]}
+
+
+@pytest.mark.parametrize("block", [0, {"type": "text", "text": "x"}], ids=["invalid", "valid"])
+async def test_result_with_too_many_values_is_a_fault(block: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.mcp.connection.MAX_VALUES", 1000)
+    async with mcp_servers(x=program_with({"content": [block] * 1000})) as servers:
+        with pytest.raises(McpFault, match="more than 1000 values"):
+            await call_add(servers)
+    values = {"content": [], "structuredContent": {"a": [0] * 1000}}
+    async with mcp_servers(x=program_with(values)) as servers:
+        assert "0,0" in await call_add(servers)
+
+
+async def test_results_are_not_validated_against_output_schemas() -> None:
+    """The package would do it on the event loop, which a pattern can block for ever."""
+    pattern = {"type": "object", "properties": {"a": {"pattern": "^a$"}}}
+    result = {"content": [{"type": "text", "text": "x"}], "structuredContent": {"a": "b"}}
+    async with mcp_servers(x=program_with(result, outputSchema=pattern)) as servers:
+        assert await call_add(servers) == "x"
 
 
 async def test_missing_program_raises_a_fault() -> None:
