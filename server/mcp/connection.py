@@ -13,6 +13,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Literal, Self, TextIO
 
 import anyio
@@ -56,8 +57,15 @@ _EVENTS = b"text/event-stream"
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs tracebacks for errors that calls raise
 
 
-_refused: ContextVar[asyncio.Event] = ContextVar("_refused")
-"""Set by a 404 for the session. Each use of a connection has an event, in whose context the package sends requests."""
+@dataclass(slots=True)
+class _Use:
+    """The last HTTP reply to one use of a connection, in whose context the package sends requests."""
+
+    status: int = 0  # of a refusal without a JSON-RPC error, whose status the package would hide
+    is_session_ended: bool = False  # whether it was a 404 for the session
+
+
+_use: ContextVar[_Use] = ContextVar("_use")
 
 
 class Connection:
@@ -126,6 +134,8 @@ class Connection:
         await asyncio.wait((self._task,))
 
     async def _run(self) -> None:
+        use = _Use()
+        _use.set(use)
         try:
             with self._scope:
                 async with AsyncExitStack() as stack:
@@ -134,7 +144,7 @@ class Connection:
                     await self._closing.wait()
         except Exception as error:  # noqa: BLE001 (from the package, its transport or the MCP server)
             if not self._ready.done():
-                self._ready.set_exception(_fault_of(error))
+                self._ready.set_exception(_fault_of(error, use.status))
             else:
                 logger.warning("MCP server %s: the connection ended: %s", self._server.label, _fault_of(error).message)
         finally:
@@ -147,7 +157,7 @@ class Connection:
         server = self._server
         if server.url:
             client = await stack.enter_async_context(http_client(server.headers, self._sites))
-            client.event_hooks["response"].append(self._watch_session)
+            client.event_hooks["response"].append(self._watch)
             return streamable_http_client(server.url, http_client=client)
         program = StdioServerParameters(
             command=server.command,
@@ -158,13 +168,17 @@ class Connection:
         )
         return self._program(program, stack.enter_context(_logged(server.label)))
 
-    async def _watch_session(self, reply: httpx2.Response) -> None:
-        """Record that the server has ended the session. The next use opens a new one (revision 2025-11-25)."""
-        request = reply.request
-        if reply.status_code == 404 and request.method == "POST" and MCP_SESSION_ID in request.headers:
-            self.session_ended = True
-            if refused := _refused.get(None):
-                refused.set()
+    async def _watch(self, reply: httpx2.Response) -> None:
+        """Record refusals. After one that ends the session, the next use opens a new one (revision 2025-11-25)."""
+        if reply.request.method != "POST":
+            return
+        use, use.status = (_use.get(None) or _Use()), 0
+        if reply.status_code == 404 and MCP_SESSION_ID in reply.request.headers:
+            self.session_ended = use.is_session_ended = True
+        if reply.status_code >= 400:
+            is_json = reply.headers.get("content-type", "").startswith("application/json")
+            has_reason = is_json and b'"jsonrpc"' in await reply.aread()
+            use.status = 0 if has_reason else reply.status_code
 
     @asynccontextmanager
     async def _program(self, program: StdioServerParameters, errors: TextIO) -> AsyncGenerator[TransportStreams, None]:
@@ -257,29 +271,29 @@ def _logged(label: str) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
-    refused = asyncio.Event()
-    _refused.set(refused)
+    use = _Use()
+    _use.set(use)
     try:
         yield
     except McpFault:
         raise
     except Exception as error:  # noqa: BLE001 (any failure of the MCP server)
-        fault = _fault_of(error)
-        fault.is_session_ended = refused.is_set()
+        fault = _fault_of(error, use.status)
+        fault.is_session_ended = use.is_session_ended
         raise fault from None
 
 
-def _fault_of(error: BaseException) -> McpFault:
-    """Convert an exception to a fault. For a group, use the first exception with a message."""
+def _fault_of(error: BaseException, status: int = 0) -> McpFault:
+    """Convert an exception to a fault. For a group, use the first exception with a message. `status`: see `_Use`."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if isinstance(error, McpFault):
         return error
     if isinstance(error, MCPError):
+        if status:
+            return McpFault(f"HTTP status {status}", "http", status)
         kind: Literal["http", "protocol"] = "http" if error.code == CONNECTION_CLOSED else "protocol"
         return McpFault(short(error.message) or "an error without a message", kind, error.code)
-    if isinstance(error, httpx2.HTTPStatusError):
-        return McpFault(f"HTTP status {error.response.status_code}", "http", error.response.status_code)
     if isinstance(error, httpx2.HTTPError | OSError):
         return McpFault(short(str(error)) or type(error).__name__, "http")
     return McpFault(f"{type(error).__name__}: {short(str(error))}")

@@ -18,6 +18,8 @@ import uvicorn
 from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, ImageContent, TextContent, ToolAnnotations
 from pydantic import Field
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 PNG = Path(__file__).parents[1] / "media_files" / "tiny.png"
 STDIO: dict[str, Any] = {"command": sys.executable, "args": ["-m", "tests.support.mcp_server"]}
@@ -31,6 +33,7 @@ class Tools:
     started: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     sessions: dict[str, Any] = field(default_factory=dict)  # HTTP sessions by id
+    refusal: Response | None = None  # the answer to each HTTP request
 
     def make(self) -> MCPServer:
         server = MCPServer("tests", log_level="CRITICAL")
@@ -98,7 +101,12 @@ async def served(tools: Tools) -> AsyncIterator[str]:
         mcp_server = tools.make()
         app = mcp_server.streamable_http_app()
         tools.sessions = mcp_server.session_manager._server_instances
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
+
+        async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+            refusal = tools.refusal if scope["type"] == "http" else None
+            await (refusal or app)(scope, receive, send)
+
+        server = uvicorn.Server(uvicorn.Config(answered, log_level="critical", timeout_graceful_shutdown=0))
         running = asyncio.create_task(server.serve(sockets=[listening]))
         while not server.started:  # noqa: ASYNC110 (it has no event)
             await asyncio.sleep(0)

@@ -14,6 +14,7 @@ import anyio
 import orjson
 import pytest
 from mcp import Client
+from starlette.responses import Response
 
 from server.mcp.config import McpRules, McpServer, read_servers
 from server.mcp.connection import _logged
@@ -143,6 +144,33 @@ async def test_results_are_not_validated_against_output_schemas() -> None:
     result = {"content": [{"type": "text", "text": "x"}], "structuredContent": {"a": "b"}}
     async with mcp_servers(x=program_with(result, outputSchema=pattern)) as servers:
         assert await call_add(servers) == "x"
+
+
+RPC_ERROR = b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32602, "message": "no such tool"}}'
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize(
+    ("status", "body", "fault"),
+    [
+        (401, b'{"error": "unauthorized"}', ("HTTP status 401", "http", 401)),
+        (404, b"", ("HTTP status 404", "http", 404)),
+        (503, b"<html>", ("HTTP status 503", "http", 503)),
+        (400, RPC_ERROR, ("no such tool", "protocol", -32602)),
+    ],
+)
+async def test_fault_has_the_http_status(status: int, body: bytes, fault: tuple[Any, ...], is_open: bool) -> None:
+    tools = Tools()
+    async with served(tools) as url, mcp_servers(x={"url": url}) as servers:
+        if is_open:
+            await call_add(servers)
+        tools.refusal = Response(body, status, media_type="application/json")
+        with pytest.raises(McpFault) as raised:
+            await call_add(servers)
+        assert (raised.value.message, raised.value.kind, raised.value.code) == fault
+        if is_open:
+            tools.refusal = None
+            assert await call_add(servers) == "3"
 
 
 async def test_missing_program_raises_a_fault() -> None:
