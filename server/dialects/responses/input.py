@@ -252,6 +252,7 @@ class InputReader:
             label = text_in(request, "server_label")
             self.approved[request_id] = ApprovedCall(request_id, label, request["name"], arguments, path)
         else:
+            self.approved.pop(request_id, None)  # the last reply counts
             denied = f"{_DENIED}: {reason}" if reason else _DENIED
             self._call(reader_name(request), arguments, request_id, [TextPart(denied)])
 

@@ -131,8 +131,9 @@ async def test_tool_call_runs_only_after_approval(serve: Serve, stream: bool) ->
         assert item_types(third) == ["mcp_approval_request"]
         assert len(tools.calls) == 1
         denial = {**answer, "approve": False, "reason": "too dear"}
-        fourth = await create_response(api, [denial], tools=careful, previous_response_id=first.id, stream=stream)
-        assert (item_types(fourth), fourth.output_text) == (["message"], "Then not.")
+        for replies in ([denial], [answer, denial]):
+            fourth = await create_response(api, replies, tools=careful, previous_response_id=first.id, stream=stream)
+            assert (item_types(fourth), fourth.output_text) == (["message"], "Then not.")
         body = {"input": [answer], "tools": careful, "previous_response_id": first.id, "background": True}
         started = (await api.client.post(URL, json=body)).json()
         later = typed_events((await api.client.get(f"{URL}/{started['id']}?stream=true")).text)
