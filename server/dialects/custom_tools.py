@@ -84,7 +84,7 @@ class _InputParser:
         return self._decoded(self._parser.feed(text))
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
-        return [*self._decoded(self._parser.finish(cut=cut)), *self._ended()]
+        return [*self._decoded(self._parser.finish(cut=cut)), *self._ended(cut=cut)]
 
     def _decoded(self, pieces: list[Piece]) -> list[Piece]:
         decoded: list[Piece] = []
@@ -118,8 +118,8 @@ class _InputParser:
         except ValueError:
             return written  # an invalid escape
 
-    def _ended(self) -> list[Piece]:
-        """End the current call. Return its input if the arguments did not have the expected syntax."""
+    def _ended(self, *, cut: bool = False) -> list[Piece]:
+        """End the current call, which a limit `cut`. Return its input if the arguments lacked the expected syntax."""
         index, self._index = self._index, -1
         if index < 0 or self._has_started:
             return []
@@ -128,7 +128,7 @@ class _InputParser:
         except ValueError:
             given = None
         value = given.get(INPUT) if isinstance(given, dict) else None
-        text = value if isinstance(value, str) else self._pending
+        text = value if isinstance(value, str) else "" if cut and isinstance(given, dict) else self._pending
         return [ToolCallArguments(index, text)] if text else []
 
 

@@ -25,3 +25,10 @@ def test_every_split_of_the_arguments_gives_the_same_input(written: str) -> None
         *call, last = [piece for _ in range(3) for piece in parser.feed("")]
         assert last == ContentText("!")
         assert "".join(piece.text for piece in call if isinstance(piece, ToolCallArguments)) == ARGUMENTS[written]
+
+
+@pytest.mark.parametrize("written", ["", "{}", '{"in', '{"input": ', '{"other": "b'])
+def test_call_that_a_limit_cuts_before_its_input_has_none(written: str) -> None:
+    script = partial(SequenceParser, [ToolCallBegin(1, "c", "patch"), ToolCallArguments(1, written)])
+    parser = input_parser(script, {"patch"})()
+    assert [*parser.feed(""), *parser.finish(cut=True)] == [ToolCallBegin(1, "c", "patch")]
