@@ -1,6 +1,7 @@
-"""Drops the oldest messages of a conversation that exceeds the context (OpenAI's ``truncation: auto``).
+"""Shortens a conversation that exceeds the context.
 
-Messages are dropped in blocks of about an eighth of the context, counted in bytes from the start. So a growing
+A reply of several rounds shortens the tool results of the last one. OpenAI's ``truncation: auto`` drops the oldest
+messages in blocks of about an eighth of the context, counted in bytes from the start. So a growing
 conversation keeps the same first message for many turns, and its cached prefix.
 """
 
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from server.chat.conversation import Conversation, Message, TextPart
+from server.chat.conversation import Conversation, Message, Part, TextPart, text_content
 from server.chat.prompt import render
 from server.media.source import LoadedMedia
 from server.pool.model import LoadedModel
@@ -20,6 +21,8 @@ BLOCK_SHARE = 2
 """A block of messages has half as many bytes as the context has tokens: about an eighth of the context."""
 REPLY_SHARE = 8
 """The reply gets at least this fraction of the context (1/8), unless the request's limit is lower."""
+RESULT_SHARE = 16
+"""A tool result is not shortened to fewer characters than this fraction of the context's tokens (1/16)."""
 _INSTRUCTIONS = ("system", "developer")
 
 
@@ -48,6 +51,40 @@ def truncated(
         starts, True, key=lambda start: fits(render(shortened(start), model).count(model, media), n_ctx, max_tokens)
     )
     return shortened(starts[min(found, len(starts) - 1)]) if starts else conversation
+
+
+def with_short_results(
+    conversation: Conversation, n_results: int, model: LoadedModel, media: LoadedMedia, max_tokens: int | None
+) -> Conversation:
+    """Return the conversation with the long texts of its last `n_results` messages shortened so that a reply fits.
+
+    A text keeps at least `n_ctx // RESULT_SHARE` characters, even if that is too long. Blocking, for a worker thread.
+    Raises `InvalidRequest`.
+    """
+    n_ctx, at = model.engine.n_ctx_seq, len(conversation.messages) - n_results
+    messages, results = conversation.messages[:at], conversation.messages[at:]
+
+    def shortened(n_chars: int) -> Conversation:
+        return replace(conversation, messages=(*messages, *(_shortened(result, n_chars) for result in results)))
+
+    def is_too_long(n_chars: int) -> bool:
+        return not fits(render(shortened(n_chars), model).count(model, media), n_ctx, max_tokens)
+
+    shortest, longest = n_ctx // RESULT_SHARE, max(len(result.text) for result in results)
+    if longest <= shortest or not is_too_long(longest):
+        return conversation
+    lengths = range(shortest, longest, max(shortest // 4, 1))
+    return shortened(lengths[max(bisect_left(lengths, True, key=is_too_long) - 1, 0)])
+
+
+def _shortened(message: Message, n_chars: int) -> Message:
+    return replace(message, content=text_content([_first_chars(part, n_chars) for part in message.parts]))
+
+
+def _first_chars(part: Part, n_chars: int) -> Part:
+    if not isinstance(part, TextPart) or len(part.text) <= n_chars:
+        return part
+    return replace(part, text=f"{part.text[:n_chars]}\n[cut off: {len(part.text) - n_chars} more characters]")
 
 
 def _start_points(messages: Sequence[Message], first: int, block_bytes: int) -> list[int]:

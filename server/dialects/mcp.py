@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from server.chat.assembler import Assembler, Item, NewParser
 from server.chat.conversation import Call, Message, TextPart, Tool, text_content
+from server.chat.truncation import with_short_results
 from server.dialects.common import Json
 from server.dialects.dialect import Context, Generate, Generation, Writer
 from server.dialects.fields import Body, dicts_in, text_in
@@ -354,6 +355,9 @@ class RoundWriter(Writer, Generic[R]):
         limit = token_limit(self.request.options, context.model.spec.n_predict)
         left = max(limit - self.usage.completion, 0) if limit >= 0 else limit
         request = replace(self.request, options=self.request.options.model_copy(update={"n_predict": left}))
+        self.conversation = with_short_results(
+            self.conversation, len(self._results), context.model, context.media, None if left < 0 else left
+        )
         output, generated = request.prepare(context, self._id, self.conversation)
         self.next_round(output.parser)
         return Generation([generated], self, output.switch)

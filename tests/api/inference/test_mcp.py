@@ -225,6 +225,19 @@ async def test_long_tool_results_are_truncated_and_images_become_placeholders(se
         assert placeholder == "a dot\n[image image/png]"
 
 
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"truncation": "auto"}], ids=str)
+async def test_result_that_exceeds_the_context_is_shortened_for_the_model(serve: Serve, fields: Any) -> None:
+    ends = {"Huge": tool_call("calc__huge", n=50_000), " more characters]\n</tool_response>": "Long."}
+    async with serving(serve, ends) as (api, _):
+        response = await create_response(api, "Huge", **fields)
+        assert (item_types(response), response.output_text) == (["mcp_list_tools", "mcp_call", "message"], "Long.")
+        assert response.output[1].output == "x" * 50_000  # type: ignore[union-attr]
+        assert response.usage is not None
+        assert 14_000 < response.usage.total_tokens - response.usage.output_tokens
+        message = await create_message(api, "Huge", stream="stream" in fields)
+        assert message.content[-1].text == "Long."  # type: ignore[union-attr]
+
+
 async def test_no_slot_is_held_during_a_tool_call_and_a_disconnect_cancels_it(serve: Serve) -> None:
     async with serving(serve, {"Wait": tool_call("calc__wait")}) as (api, tools):
         body = {"input": "Wait", "tools": [mcp()], "max_output_tokens": 100}
