@@ -81,12 +81,20 @@ class MemoryAdmission:
         spared = {device: n - sum(other.get(device, 0) for other in others) for device, n in free.items()}
         return {device: max(0, min(n, max(spared[device], need.get(device, 0)))) for device, n in free.items()}
 
+    def reserve(self, entry: Entry, granted: Mapping[str, int]) -> None:
+        """Record that a load takes what it needs, at most the `granted` bytes, so that no model is unloaded
+        for one that never fits.
+        """
+        self._take(entry, entry.need(self.budget) or {}, granted)
+
+    def _take(self, entry: Entry, taken: Mapping[str, int], granted: Mapping[str, int]) -> None:
+        others = self.shared().get(entry.id, {})
+        entry.taken = {device: min(n, granted.get(device, n) + others.get(device, 0)) for device, n in taken.items()}
+
     def fitted(self, entry: Entry, fit: Fit, granted: Mapping[str, int]) -> None:
         """Record how much of the `granted` memory a load takes."""
         self._share(entry, fit)
-        others = self.shared().get(entry.id, {})
-        granted = {device: n + others.get(device, 0) for device, n in granted.items()}
-        entry.taken = {device: min(n, granted.get(device, n)) for device, n in totals(fit.footprint).items()}
+        self._take(entry, totals(fit.footprint), granted)
         entry.fitting = False
 
     def loaded(self, entry: Entry, measured: Mapping[str, int]) -> None:

@@ -275,7 +275,7 @@ class Scheduler:
         load = Load(spec, loader, self._factories, report, self._quiet, granted, entry.fit, entry.stamps)
         entry.load = load
         entry.fitting = True
-        entry.taken = entry.need(self.memory.budget) or {}
+        self.memory.reserve(entry, granted)
         entry.after_drain = Status.UNLOADED
         entry.progress = 0.0
         if not entry.restarting:

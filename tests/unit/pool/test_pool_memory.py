@@ -211,6 +211,20 @@ async def test_idle_model_is_evicted_when_another_takes_more_than_measured(caplo
     assert "model 'm2' took 150 bytes of CPU, 90 bytes were expected" in caplog.text
 
 
+@pytest.mark.parametrize("pinned", [False, True])
+async def test_no_model_is_evicted_while_one_that_never_fits_is_fitted(pinned: bool) -> None:
+    loader = SizedLoader({"m0": 100, "m1": 60, "m2": 50, "big": BUDGET - 50 if pinned else BUDGET + 50})
+    async with sized_pool(spec("m0", pinned=pinned), "m1", "m2", "big", loader=loader) as s:
+        for model in ("m0", "m1", "m2"):
+            await s.use(model)
+        waiting = s.start_acquire("big")
+        await s.run_until_loading("big")
+        await s.advance(0)
+        with pytest.raises(ModelFailed, match="are free"):
+            await waiting
+        assert [s.status(model) for model in ("m0", "m1", "m2")] == [Status.READY] * 3
+
+
 async def test_model_is_fitted_again_only_if_its_context_was_reduced() -> None:
     async with sized_pool("m4", "m0", budget=400) as s:
         for model in ("m0", "m4", "m0"):
