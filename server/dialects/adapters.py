@@ -55,7 +55,7 @@ def pairs(given: Sequence[AdapterScale] | None) -> Adapters:
 def request_adapters(given: Sequence[AdapterScale] | None, model: LoadedModel, name: str | None) -> Adapters | None:
     """Return the engine's adapter scales, None for those that are set for all requests.
 
-    `name`: the requested model name; an adapter's name selects this adapter. Raises `InvalidRequest` for an unknown id.
+    `name`: of the adapter that the request names as its model. Raises `InvalidRequest` for an unknown id.
     """
     if not given:
         named = [adapter.id for adapter in model.engine.adapters if adapter.name and adapter.name == name]

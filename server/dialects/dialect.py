@@ -28,6 +28,7 @@ class Context:
     cache_scope: str = ""  # the cache namespace
     priority: int | None = None  # the most urgent priority that the API key allows, None for any
     sets_adapters: bool = True  # whether the API key may choose LoRA scales
+    names_adapter: bool = False  # whether the requested name is that of a LoRA adapter, and of no model
     log_id: str = ""  # the id of the HTTP request in the log
     arrived_at: float = 0.0  # see `Request`
     verbose: bool = False  # whether replies are verbose by default

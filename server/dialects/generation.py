@@ -258,6 +258,7 @@ class ParsedRequest(ABC):
         shared |= {name: getattr(model.spec.engine, name) for name in _MODEL_DEFAULTS}
         shared |= {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
         sampling = sampling_params(fields, model.spec.sampling, model.vocab, model.engine.n_ctx_seq)
+        adapter = fields.model if context.names_adapter else None
         requests = [
             Request(
                 id=request_id if len(prompts) == 1 else f"{request_id}-{number}",
@@ -274,7 +275,7 @@ class ParsedRequest(ABC):
                 return_progress=bool(fields.return_progress and fields.stream),
                 print_special=print_special | preserved(tuple(fields.preserved_tokens or ()), model.vocab),
                 constraint=constraint.fork() if constraint is not None and number else constraint,
-                adapters=context.allowed_adapters(request_adapters(fields.lora, model, fields.model)),
+                adapters=context.allowed_adapters(request_adapters(fields.lora, model, adapter)),
                 priority=context.allowed_priority(fields.priority or 0),
                 cache_key=fields.prompt_cache_key or "",
                 **shared,

@@ -21,6 +21,7 @@ from server.errors import (
     PermissionDenied,
     ShuttingDown,
     Unavailable,
+    short,
 )
 from server.pool.entry import Entry, log_failure
 from server.pool.events import EVERY_MODEL, FanOut, ListChanged, Subscription
@@ -120,6 +121,15 @@ class Pool:
             return None
         entries = self._entries.values()
         return next((e for e in entries if any(adapter.name == name for adapter in e.runtime_adapters)), None)
+
+    def check_adapter_name(self, name: str, model: str) -> None:
+        """Raise `InvalidRequest` if `name` selects a model, or an adapter of a model that does not have the id `model`."""
+        other = self._entry_of_adapter(name)
+        if self.knows(name) or (other is not None and other.id != model):
+            fault = (
+                f"lora_name: '{short(name)}' is the name of a model or of another model's adapter; choose another one"
+            )
+            raise InvalidRequest(fault, "lora_name")
 
     def knows(self, name: str) -> bool:
         """Return whether a model has this id or alias."""

@@ -170,12 +170,14 @@ async def load_adapter(request: Request, model: str = "") -> Response:
     """Load a LoRA adapter from the folder of ``--lora-dir`` with scale 0, as vLLM. ``/lora-adapters`` has its id."""
     folder = _adapter_folder(request)
     body = parse(LoadAdapter, await read_json(request))
+    pool, model = services(request).pool, model or body.model
+    pool.check_adapter_name(body.lora_name, pool.resolve(model or None).id)
 
     async def load(engine: Generator) -> None:
         path = await asyncio.to_thread(adapter_file, folder, body)
         await engine.load_adapter(body.lora_name, path, body.load_inplace)
 
-    await _change_adapters(request, model or body.model, load)
+    await _change_adapters(request, model, load)
     return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type=TEXT)
 
 

@@ -113,6 +113,7 @@ class Session:
                 cache_scope=self._cache_scope(),
                 priority=self._key.priority,
                 sets_adapters="lora" in self._key.scopes,
+                names_adapter=self._names_adapter,
                 log_id=self._record.id,
                 arrived_at=self._arrived_at,
                 verbose=self.services.options.verbose,

@@ -172,6 +172,17 @@ async def test_adapter_name_is_accepted_as_a_model_name(serve: Serve, folder: Pa
         await api.expect("POST /completion", {"prompt": "Hello", "model": "poet"}, 404, "poet")
 
 
+async def test_adapter_cannot_have_the_name_of_a_model_or_of_another_models_adapter(serve: Serve, folder: Path) -> None:
+    models = {**MODELS, "other": {"path": "other.gguf", "aliases": ["gpt-4o"]}}
+    async with serve(models=models, server={"lora_dir": str(folder)}) as api:
+        await load(api, "poet", model="demo")
+        for name, model in (("demo", "demo"), ("demo", "other"), ("gpt-4o", "demo"), ("poet", "other")):
+            body = {"lora_name": name, "lora_path": "formal.gguf", "model": model, "load_inplace": True}
+            await api.expect(LOAD, body, 400, f"'{name}' is the name of a model or of another model's adapter")
+        await load(api, "poet", model="poet", load_inplace=True)
+        assert await names(api) == {0: "", 1: "", 3: "poet"}
+
+
 async def test_request_fails_if_its_adapter_was_unloaded_while_it_waited(serve: Serve, folder: Path) -> None:
     steps = threading.Semaphore(1)
     async with serve(FakeLoader(steps=steps), server={"lora_dir": str(folder)}) as api:

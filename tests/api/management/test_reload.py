@@ -78,6 +78,26 @@ async def model_ids(api: Api) -> list[str]:
     return [state.spec.id for state in api.pool.states()]
 
 
+async def test_name_that_becomes_an_alias_no_longer_selects_a_lora_adapter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "one.gguf").write_bytes(GGUF)
+    text = config_text(tmp_path, "a", extra=f", lora_dir: {tmp_path}")
+    async with serve_config(tmp_path, text) as api:
+
+        async def reply(model: str) -> object:
+            body = {"model": model, "prompt": "Hi", "n_predict": 12, "temperature": 0}
+            return (await api.expect("POST /completion", body)).json()["content"]
+
+        await api.expect("POST /v1/load_lora_adapter", {"lora_name": "poet", "lora_path": "one.gguf"})
+        base = await reply("a")
+        assert await reply("poet") != base
+        write_config(tmp_path, text.replace("load: startup", "load: startup, aliases: [poet]"))
+        await sighup(caplog, "reloaded")
+        assert await reply("poet") == base
+
+
 async def test_sighup_reloads_models_and_keys(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     extra = f", api_key_file: {tmp_path}/keys"
