@@ -123,13 +123,11 @@ class Pool:
         return next((e for e in entries if any(adapter.name == name for adapter in e.runtime_adapters)), None)
 
     def check_adapter_name(self, name: str, model: str) -> None:
-        """Raise `InvalidRequest` if `name` selects a model, or an adapter of a model that does not have the id `model`."""
+        """Raise `InvalidRequest` if `name` selects a model, or an adapter of another model than `model` (an id)."""
         other = self._entry_of_adapter(name)
         if self.knows(name) or (other is not None and other.id != model):
-            fault = (
-                f"lora_name: '{short(name)}' is the name of a model or of another model's adapter; choose another one"
-            )
-            raise InvalidRequest(fault, "lora_name")
+            fault = f"'{short(name)}' is the name of a model or of another model's adapter"
+            raise InvalidRequest(f"lora_name: {fault}; choose another one", "lora_name")
 
     def knows(self, name: str) -> bool:
         """Return whether a model has this id or alias."""
