@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     models: Annotated[dict[str, ModelSettings], Field(description="The models by id, the name in requests.")] = {}
     origins: SkipJsonSchema[dict[str, Origin]] = {}  # the place that configures each model
     sources: SkipJsonSchema[dict[str, dict[str, str]]] = {}  # of each value, by `server` or `models.<id>`, and field
-    skipped: SkipJsonSchema[tuple[str, ...]] = ()  # a warning per flag, variable or preset key without effect
+    skipped: SkipJsonSchema[tuple[str, ...]] = ()  # warnings, as of flags, variables and preset keys without effect
     hub: SkipJsonSchema[Hub] = Hub()
     serves_cache: SkipJsonSchema[bool] = True  # cached models are served too
     config_path: SkipJsonSchema[Path | None] = None  # the YAML file

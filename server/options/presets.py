@@ -178,8 +178,11 @@ class FoundModels(LlamaOptions):
         if aliases is not None and not where:
             raise ConfigError(f"{aliases.source} names the model of -m or -hf; in the YAML set models.<id>.aliases")
         preset = server.models_preset
+        self._is_remote = False  # whether the preset is that of a repository
         if where and (file := _preset_repository(where, hub)):
-            where, preset = {}, file
+            trust = f"the preset of '{where['hf'].value}' chooses the models; use only presets that you trust"
+            self.skipped.append(f"{where['hf'].source}: {trust}")
+            where, preset, self._is_remote = {}, file, True
         self.serves_cache = server.models_cache if server.models_cache is not None else not (where or document.is_named)
         cached = hub.cache.models() if self.serves_cache else []
         if where:
@@ -274,6 +277,9 @@ class FoundModels(LlamaOptions):
             raise ConfigError(f"{start} unknown key '{key}'{similar}")
         if entry.section == "server":
             raise ConfigError(f"{start} '{key}' is an option of the server, not of a model; remove it")
+        if entry.is_path and self._is_remote:
+            why = f"'{key}' is a path on this machine, which the preset of a repository must not name"
+            raise ConfigError(f"{start} {why}; copy the preset, check it, and give --models-preset")
         if entry.is_switch:
             is_on = _bool(section, key, given)
             return entry, not is_on if entry.constants.get(flag) is False else is_on

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from server.app import create_app
+from server.errors import ConfigError
 from server.hub.hub import HubFetcher
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged, Subscription
 from server.pool.state import Status
@@ -315,6 +316,18 @@ async def test_repository_with_a_preset_serves_the_models_of_the_preset(remote: 
         assert await ids(api) == ["x"]
         await chat(api, "x")
         await api.expect("POST /models", {"model": "org/preset"}, 400, "is a preset")
+
+
+@pytest.mark.parametrize("line", ["model = /m.gguf", "LLAMA_ARG_CHAT_TEMPLATE_FILE = /etc/passwd", "lora = a.gguf"])
+def test_preset_of_a_repository_names_no_local_files(remote: FakeHub, tmp_path: Path, line: str) -> None:
+    variables = {"LLAMA_CACHE": str(tmp_path), "MODEL_ENDPOINT": remote.url}
+    harmless = f"[x]\nhf-repo = {MODEL_ID}\ntemp = 0.5\nload-on-startup = true\n"
+    remote.repositories |= {"org/good": {"preset.ini": harmless.encode()}}
+    remote.repositories |= {"org/bad": {"preset.ini": f"{harmless}{line}\n".encode()}}
+    (warning,) = load_settings(["-hf", "org/good"], variables).skipped
+    assert "the preset of 'org/good' chooses the models; use only presets that you trust" in warning
+    with pytest.raises(ConfigError, match=r"preset.ini:5: \[x\] '.*' is a path on this machine"):
+        load_settings(["-hf", "org/bad"], variables)
 
 
 async def pull(api: Api, **fields: Any) -> list[dict[str, Any]]:
