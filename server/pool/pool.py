@@ -17,6 +17,7 @@ from server.errors import (
     ModelFailed,
     ModelLoading,
     ModelRestarting,
+    NotFound,
     NotSupported,
     PermissionDenied,
     ShuttingDown,
@@ -152,8 +153,12 @@ class Pool:
         return entry.state(queued=entry.id in self._scheduler.queue, now=self._clock())
 
     async def describe(self, name: str | None) -> ModelState:
-        """Return the `state`, with facts of the file if it is not loaded. Raises `ModelNotFound`, `ModelFailed`."""
+        """Return the `state`, with facts of the file if it is not loaded. Raises `ModelNotFound`, `ModelFailed`, and
+        `NotFound` if its files are missing.
+        """
         entry = self._entries[self.resolve(name).id]
+        if entry.facts is None and entry.spec.missing:
+            raise NotFound(f"model '{entry.id}' is not downloaded yet")
 
         def read() -> ModelFacts:
             info = self._loaders.local.describe(entry.spec)
@@ -368,6 +373,15 @@ class Pool:
         self._all_entries[name] = entry
         self._update_names()
         self._scheduler.fetch(entry, self._downloaded)
+
+    def fetch(self, name: str) -> bool:
+        """Start to download the missing files of a model, without loading it; return whether there are any. Raises
+        `ModelNotFound`, `ShuttingDown`.
+        """
+        if self._scheduler.stopped:
+            raise ShuttingDown()
+        entry = self._entries[self._names.exact(name).id]
+        return not entry.n_replacing and self._scheduler.fetch_missing(entry)
 
     def _check_new(self, name: str) -> None:
         if self._scheduler.stopped:

@@ -173,11 +173,7 @@ class Scheduler:
         """
         if entry.n_replacing:
             return
-        if entry.download is None and entry.status in LOADABLE and entry.spec.missing:
-            if entry.status is Status.SLEEPING:
-                self.forget(entry)
-            self.fetch(entry, self._fetched)
-        if entry.download is not None:
+        if self.fetch_missing(entry) or entry.download is not None:
             return
         if entry.load is None or entry.load.cancelled:
             if entry.id not in self.queue:
@@ -387,6 +383,15 @@ class Scheduler:
         self.enqueue(entry, pause_s)
 
     # ---- downloading
+
+    def fetch_missing(self, entry: Entry) -> bool:
+        """Start to download a model's missing files; return whether there are any. It is loaded if it is requested."""
+        if entry.download is not None or entry.status not in LOADABLE or not entry.spec.missing:
+            return False
+        if entry.status is Status.SLEEPING:
+            self.forget(entry)
+        self.fetch(entry, self._fetched)
+        return True
 
     def fetch(self, entry: Entry, ended: Callable[[Entry, bool], Awaitable[None]]) -> None:
         """Start a download, after which the entry is UNLOADED with the paths of its files, FAILED, or UNLOADED because

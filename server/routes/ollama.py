@@ -158,7 +158,8 @@ async def _find_or_start(pool: Pool, name: str) -> tuple[str, bool]:
     names = {name, name.removesuffix(LATEST), repository}
     for each in sorted(pool.states(), key=lambda each: each.spec.id not in names):
         if each.spec.id in names or not (each.spec.origin == "cache" or names.isdisjoint(each.spec.aliases)):
-            return each.spec.id if each.status is Status.DOWNLOADING else "", False
+            is_new = pool.fetch(each.spec.id)
+            return each.spec.id if is_new or each.status is Status.DOWNLOADING else "", is_new
     try:
         await pool.download(repository)
     except (DownloadFailed, NotFound, NotSupported, PermissionDenied):
@@ -169,7 +170,9 @@ async def _find_or_start(pool: Pool, name: str) -> tuple[str, bool]:
 
 
 async def _progress(pool: Pool, model: str, events: Subscription, *, is_new: bool) -> AsyncGenerator[Json, None]:
-    """Yield the lines of a pull. Stop a download that the pull started if its client disconnects."""
+    """Yield the lines of a pull. Stop a download that the pull started if its client disconnects, unless requests wait
+    for the model.
+    """
     if not model:  # all files exist
         yield SUCCESS
         return
@@ -180,7 +183,8 @@ async def _progress(pool: Pool, model: str, events: Subscription, *, is_new: boo
     finally:
         if is_new and line != SUCCESS and "error" not in line:
             with suppress(LlamapoolError):  # the download may have ended meanwhile
-                await pool.unload(model)
+                if not pool.state(model).n_waiting:
+                    await pool.unload(model)
 
 
 async def _last(lines: AsyncGenerator[Json, None]) -> Json:

@@ -5,6 +5,7 @@ Fields from a model's file are empty until the model has been loaded. Nothing he
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
@@ -17,6 +18,7 @@ from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, Statu
 from server.pool.memory import HOST, totals
 from server.pool.names import LATEST
 from server.pool.protocols import ModelInfo
+from server.pool.spec import NOT_HERE
 from server.pool.state import ModelState, Status
 from server.templates.template import ChatTemplate
 
@@ -156,20 +158,24 @@ def _value(text: str) -> object:
 
 
 def _modified(state: ModelState) -> str:
-    try:
-        return rfc3339(state.spec.path.stat().st_mtime)
-    except OSError:
-        return _UNKNOWN_TIME
+    file = _file(state)
+    return _UNKNOWN_TIME if file is None else rfc3339(file.st_mtime)
 
 
 def _size(state: ModelState) -> int:
     """Return the size in bytes of the weights or, before the model is loaded, of the file."""
     if state.info is not None:
         return state.info.size
+    file = _file(state)
+    return 0 if file is None else file.st_size
+
+
+def _file(state: ModelState) -> os.stat_result | None:
+    """Return the file of a model, None if it does not exist."""
     try:
-        return state.spec.path.stat().st_size
+        return None if state.spec.path == NOT_HERE else state.spec.path.stat()
     except OSError:
-        return 0
+        return None
 
 
 _HUBS = ("hf.co/", "huggingface.co/")

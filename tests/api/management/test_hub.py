@@ -21,7 +21,7 @@ from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, Statu
 from server.pool.state import Status
 from server.routes.models import event_object
 from server.settings import load_settings
-from tests.api.conftest import Api, running
+from tests.api.conftest import Api, running, until
 from tests.api.streams import posting
 from tests.support.fake_hub import FakeHub, fake_hub
 from tests.support.fakes import FakeLoader
@@ -343,6 +343,45 @@ async def test_ollama_pull_and_delete(remote: FakeHub, tmp_path: Path) -> None:
         assert await pull(api, model=f"{REPOSITORY}:F16", stream=False) == [{"status": "success"}]
         assert (await api.expect("DELETE /api/delete", {"model": f"hf.co/{MODEL_ID}"})).content == b""
         assert await ids(api) == [f"{REPOSITORY}:F16"]
+
+
+async def test_configured_model_is_downloaded_by_a_pull(remote: FakeHub, tmp_path: Path) -> None:
+    (tmp_path / "p.ini").write_text(f"[a]\nhf-repo = {MODEL_ID}\n")
+    async with serve_hub(remote, tmp_path, "--models-preset", str(tmp_path / "p.ini"), "--no-models-cache") as api:
+        (listed,) = (await api.expect("GET /api/tags")).json()["models"]
+        assert (listed["size"], listed["modified_at"]) == (0, "0001-01-01T00:00:00Z")
+        await api.expect("POST /api/show", {"model": "a"}, 404, "model 'a' is not downloaded yet")
+        remote.wrong = GGUF[:-1] + b"x"
+        assert "error" in (await pull(api, model="a"))[-1]
+        remote.wrong = b""
+        lines = await pull(api, model="a")
+        assert (lines[-2]["completed"], lines[-1]) == (len(GGUF), {"status": "success"})
+        assert api.pool.state("a").status is Status.UNLOADED
+        assert await pull(api, model="a") == [{"status": "success"}]
+        (listed,) = (await api.expect("GET /api/tags")).json()["models"]
+        assert listed["size"] == len(GGUF)
+        await api.expect("POST /api/show", {"model": "a"})
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_pull_of_a_configured_model_ends_with_its_client_unless_a_request_waits_for_the_model(
+    remote: FakeHub, tmp_path: Path, waits: bool
+) -> None:
+    (tmp_path / "p.ini").write_text(f"[a]\nhf-repo = {MODEL_ID}\n")
+    remote.hold = threading.Event()
+    async with serve_hub(remote, tmp_path, "--models-preset", str(tmp_path / "p.ini")) as api:
+        pulling = asyncio.create_task(pull(api, model="a", stream=False))
+        with api.pool.subscribe() as events:
+            assert await asyncio.to_thread(remote.holding.wait, 60)
+            requests = [asyncio.create_task(chat(api, "a"))] if waits else []
+            await until(lambda: api.pool.state("a").n_waiting == len(requests))
+            pulling.cancel()
+            await asyncio.wait([pulling])
+            if waits:
+                remote.hold.set()
+            assert (await until_download_ended(events))[-1] == DownloadEnded("a", ok=waits)
+        for each in requests:
+            await each
 
 
 async def test_pull_is_cancelled_on_disconnect(remote: FakeHub, tmp_path: Path) -> None:
