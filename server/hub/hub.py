@@ -62,7 +62,7 @@ class Hub:
     def preset(self, reference: Reference) -> Path | None:
         """Return the preset.ini of a repository, cached or downloaded. Raises `NotFound`, `DownloadFailed`."""
         found = self.find(reference)
-        if found is None and str(reference) not in SHORT.values() and self.is_preset(reference):
+        if found is None and str(reference) not in SHORT.values() and self.listed(reference).preset:
             found = self.pull(reference)
         return found.preset if found else None
 
@@ -74,11 +74,11 @@ class Hub:
 
     # ---- the hub
 
-    def is_preset(self, reference: Reference) -> bool:
-        """Return whether the hub has a preset under this name. Raises `NotFound`, `DownloadFailed`."""
+    def listed(self, reference: Reference) -> Files[HubFile]:
+        """Return the files that the hub has under this name. Raises `NotFound`, `DownloadFailed`."""
         if self.offline:
             raise self._not_cached(str(reference))
-        return self._list(reference)[1].preset is not None
+        return self._list(reference)[1]
 
     def fetch(self, reference: Reference, file: str = "", siblings: Collection[str] = ()) -> Files[Path]:
         """Return the files of a model, cached or downloaded. Raises `NotFound`, `DownloadFailed`."""
@@ -292,8 +292,14 @@ class HubFetcher:
             raise NotSupported("This server does not download models: HF_HUB_OFFLINE is set")
         if name in SHORT:
             return
-        if replace(self._client_hub, wanted=wanted).is_preset(reference):
-            raise InvalidRequest(f"model: '{name}' is a preset of several models; serve it with -hf {name}", "model")
+        found = replace(self._client_hub, wanted=wanted).listed(reference)
+        fault = ""
+        if found.model is None:
+            fault = f"'{name}' is a preset of several models"
+        elif (parts := parts_of(found.model.path)) and not parts.tag:  # the cache lists models by their quantizations
+            fault = f"'{name}': {found.model.path} has no quantization in its name"
+        if fault:
+            raise InvalidRequest(f"model: {fault}; serve it with -hf {name}", "model")
 
     def fetch(self, spec: ModelSpec, report: Callable[[FileProgress], None], wanted: Callable[[], bool]) -> ModelSpec:
         """See `Fetcher.fetch`."""

@@ -1,5 +1,6 @@
 """The model that the name in a request selects."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from server.errors import ModelNotFound
@@ -7,6 +8,7 @@ from server.pool.spec import ModelSpec, Task
 
 LATEST = ":latest"
 """Ollama's default tag, which its clients may add or omit."""
+_HUBS = ("hf.co/", "huggingface.co/")
 
 
 class Names:
@@ -46,7 +48,19 @@ class Names:
         raise ModelNotFound(name or "", [s.id for s in self._specs])
 
 
+def hub_name(name: str) -> str:
+    """Convert Ollama's ``hf.co/owner/name[:quantization]`` to ``owner/name[:quantization]``, without `LATEST`."""
+    name = name.removesuffix(LATEST)
+    return next((name.removeprefix(hub) for hub in _HUBS if name.startswith(hub)), name)
+
+
 def _first(name: str, *tables: Mapping[str, ModelSpec]) -> ModelSpec | None:
-    repository, colon, quantization = name.partition(":")  # cached models have quantizations in upper case
-    names = (name, name.removesuffix(LATEST), name + LATEST, repository + colon + quantization.upper())
-    return next((table[each] for each in names for table in tables if each in table), None)
+    plain = hub_name(name)
+    repository, colon, quantization = plain.partition(":")
+    quantization = quantization.upper()  # cached models have its last word in their names: Q4_K_XL of UD-Q4_K_XL
+    names = (name, name.removesuffix(LATEST), name + LATEST, plain, repository + colon + quantization)
+    if found := next((table[each] for each in names for table in tables if each in table), None):
+        return found
+    last = repository + colon + re.split("[-.]", quantization)[-1]
+    specs = (table[last] for table in tables if last in table)
+    return next((spec for spec in specs if quantization in spec.path.name.upper()), None)

@@ -29,7 +29,7 @@ from server.pool.events import EVERY_MODEL, FanOut, ListChanged, Subscription
 from server.pool.loading import Factories
 from server.pool.memory import Memory
 from server.pool.model import Embedder, Generator, Lease
-from server.pool.names import LATEST, Names
+from server.pool.names import LATEST, Names, hub_name
 from server.pool.protocols import Fetcher, Loader
 from server.pool.scheduler import RETRY_AFTER_S, PoolLimits, Scheduler
 from server.pool.spec import NOT_HERE, ModelSpec, RemoteFiles, Task
@@ -130,9 +130,13 @@ class Pool:
             fault = f"'{short(name)}' is the name of a model or of another model's adapter"
             raise InvalidRequest(f"lora_name: {fault}; choose another one", "lora_name")
 
+    def find(self, name: str) -> ModelSpec | None:
+        """Return the model with this id or alias, or the download with this name."""
+        return self._names.find(name)
+
     def knows(self, name: str) -> bool:
         """Return whether a model has this id or alias."""
-        return self._names.find(name) is not None
+        return self.find(name) is not None
 
     def serves(self, name: str | None, task: Task = "generate") -> bool:
         """Return whether a request for the model would be served without a wait. Raises `ModelNotFound`."""
@@ -416,7 +420,7 @@ class Pool:
             raise InvalidRequest(f"model '{entry.id}' is not removable: it is not in the hub's cache", "model")
         if entry.n_replacing:
             raise Unavailable(f"model '{entry.id}' is being unloaded; try again later", RETRY_AFTER_S)
-        repository = name.removesuffix(LATEST)
+        repository = hub_name(name)
         several = sorted(each for each in self._entries if each.startswith(f"{repository}:"))
         if entry.id != repository and len(several) > 1:
             raise InvalidRequest(f"model: '{name}' may be one of several: {', '.join(several)}", "model")

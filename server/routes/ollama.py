@@ -11,14 +11,23 @@ from fastapi.responses import Response
 
 from server.dialects.common import Json
 from server.dialects.dialect import Dialect
-from server.dialects.ollama.models import SUCCESS, hub_name, pull_lines, running, shown, tags
+from server.dialects.ollama.models import SUCCESS, pull_lines, running, shown, tags
 from server.dialects.ollama.parse import OLLAMA_CHAT, OLLAMA_GENERATE, OllamaChatBody, OllamaGenerateBody, OllamaRequest
 from server.dialects.ollama.vectors import EmbedBody, OldEmbedBody, read_embed, read_old_embed
 from server.dialects.vectors import VectorRequest
 from server.dialects.warnings import as_header
-from server.errors import DownloadFailed, LlamapoolError, NotFound, NotSupported, PermissionDenied, invalid, short
+from server.errors import (
+    DownloadFailed,
+    InvalidRequest,
+    LlamapoolError,
+    NotFound,
+    NotSupported,
+    PermissionDenied,
+    invalid,
+    short,
+)
 from server.pool.events import Subscription
-from server.pool.names import LATEST
+from server.pool.names import hub_name
 from server.pool.pool import Pool
 from server.pool.spec import Task
 from server.pool.state import Status
@@ -155,18 +164,31 @@ async def _find_or_start(pool: Pool, name: str) -> tuple[str, bool]:
     is impossible or this key may not start it, an existing model with that name is enough.
     """
     repository = hub_name(name)
-    names = {name, name.removesuffix(LATEST), repository}
-    for each in sorted(pool.states(), key=lambda each: each.spec.id not in names):
-        if each.spec.id in names or not (each.spec.origin == "cache" or names.isdisjoint(each.spec.aliases)):
-            is_new = pool.fetch(each.spec.id)
-            return each.spec.id if is_new or each.status is Status.DOWNLOADING else "", is_new
+    if found := _find(pool, name):
+        return found
     try:
         await pool.download(repository)
     except (DownloadFailed, NotFound, NotSupported, PermissionDenied):
-        if not any(names & {state.spec.id, *state.spec.aliases} for state in pool.states()):
+        if not pool.knows(name):
             raise
         return "", False
+    except InvalidRequest:  # another request may have started it meanwhile
+        if found := _find(pool, name):
+            return found
+        raise
     return repository, True
+
+
+def _find(pool: Pool, name: str) -> tuple[str, bool] | None:
+    """Return what `_find_or_start` does for a model or a download with this name; None if there is none, or if it is
+    the repository of a cached model.
+    """
+    spec = pool.find(name)
+    if spec is None or (spec.origin == "cache" and hub_name(name) in spec.aliases):
+        return None
+    is_new = pool.fetch(spec.id)
+    is_downloading = any(each.spec.id == spec.id and each.status is Status.DOWNLOADING for each in pool.states())
+    return spec.id if is_downloading else "", is_new
 
 
 async def _progress(pool: Pool, model: str, events: Subscription, *, is_new: bool) -> AsyncGenerator[Json, None]:
@@ -183,7 +205,7 @@ async def _progress(pool: Pool, model: str, events: Subscription, *, is_new: boo
     finally:
         if is_new and line != SUCCESS and "error" not in line:
             with suppress(LlamapoolError):  # the download may have ended meanwhile
-                if not pool.state(model).n_waiting:
+                if not any(each.spec.id == model and each.n_waiting for each in pool.states()):
                     await pool.unload(model)
 
 

@@ -16,7 +16,6 @@ import orjson
 from server.dialects.common import Json, rfc3339
 from server.pool.events import DownloadEnded, DownloadProgress, PoolEvent, StatusChanged
 from server.pool.memory import HOST, totals
-from server.pool.names import LATEST
 from server.pool.protocols import ModelInfo
 from server.pool.spec import NOT_HERE
 from server.pool.state import ModelState, Status
@@ -178,14 +177,7 @@ def _file(state: ModelState) -> os.stat_result | None:
         return None
 
 
-_HUBS = ("hf.co/", "huggingface.co/")
 SUCCESS: Json = {"status": "success"}
-
-
-def hub_name(name: str) -> str:
-    """Convert Ollama's ``hf.co/owner/name[:quantization]`` to ``owner/name[:quantization]``."""
-    name = name.removesuffix(LATEST)
-    return next((name.removeprefix(hub) for hub in _HUBS if name.startswith(hub)), name)
 
 
 async def pull_lines(model: str, events: AsyncIterable[PoolEvent]) -> AsyncIterator[Json]:

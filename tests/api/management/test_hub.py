@@ -183,6 +183,7 @@ async def test_removal_does_not_cancel_a_download_of_the_same_repository(remote:
 
 
 async def test_download_of_an_unknown_or_invalid_name_is_refused(remote: FakeHub, tmp_path: Path) -> None:
+    remote.repositories |= {"org/plain": {"m.gguf": GGUF}, "org/folder": {"Q8_0/m-00001-of-00001.gguf": GGUF}}
     async with serve_hub(remote, tmp_path) as api:
         for name, status, message in (
             ("../../etc/passwd", 400, "owner/name"),
@@ -191,6 +192,8 @@ async def test_download_of_an_unknown_or_invalid_name_is_refused(remote: FakeHub
             (5, 400, "non-empty"),
             ("org/none", 404, "is not on the hub"),
             (REPOSITORY + ":Q2_K", 404, "its GGUF files"),
+            ("org/plain", 400, "'org/plain': m.gguf has no quantization in its name; serve it with -hf org/plain"),
+            ("org/folder", 400, "'org/folder': Q8_0/m-00001-of-00001.gguf has no quantization"),
         ):
             await api.expect("POST /models", {"model": name}, status, message)
     async with serve_hub(remote, tmp_path, "-hf", MODEL_ID) as api:
@@ -382,6 +385,44 @@ async def test_pull_of_a_configured_model_ends_with_its_client_unless_a_request_
             assert (await until_download_ended(events))[-1] == DownloadEnded("a", ok=waits)
         for each in requests:
             await each
+
+
+async def test_name_of_a_pull_is_accepted_afterwards(remote: FakeHub, tmp_path: Path) -> None:
+    remote.repositories |= {"org/ud": {"m-UD-Q4_K_XL.gguf": GGUF, "m-Q8_0.gguf": GGUF}}
+    async with serve_hub(remote, tmp_path) as api:
+        await download(api)
+        for name in ("org/ud:UD-Q4_K_XL", "hf.co/org/ud:q8_0", "hf.co/org/ud"):
+            for _ in range(2):
+                assert (await pull(api, model=name))[-1] == {"status": "success"}
+            await api.expect("POST /api/show", {"model": name})
+            await chat(api, name)
+        assert await ids(api) == [MODEL_ID, "org/ud:Q4_K_XL", "org/ud:Q8_0"]
+        await remove(api, "hf.co/org/ud", 400, "may be one of several")
+        await remove(api, "org/ud:UD-Q4_K_XL")
+        assert await ids(api) == [MODEL_ID, "org/ud:Q8_0"]
+
+
+async def test_pulls_follow_a_download_that_began_while_they_asked_the_hub(
+    remote: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checking, proceed = [], threading.Event()
+
+    def check(*_: object) -> None:
+        checking.append(True)
+        proceed.wait()
+
+    monkeypatch.setattr(HubFetcher, "check", check)
+    remote.hold = threading.Event()
+    async with serve_hub(remote, tmp_path) as api:
+        names = (MODEL_ID, f"hf.co/{MODEL_ID.replace('Q', 'q')}", MODEL_ID)
+        pulls = [asyncio.create_task(pull(api, model=name)) for name in names]
+        await until(lambda: len(checking) == 3)
+        proceed.set()
+        assert await asyncio.to_thread(remote.holding.wait, 60)
+        remote.hold.set()
+        assert [(await each)[-1] for each in pulls] == [{"status": "success"}] * 3
+        assert await pull(api, model=MODEL_ID.lower().replace("gguf", "GGUF")) == [{"status": "success"}]
+    assert len(remote.content_requests()) == 1
 
 
 async def test_pull_is_cancelled_on_disconnect(remote: FakeHub, tmp_path: Path) -> None:

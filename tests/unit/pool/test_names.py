@@ -1,5 +1,8 @@
 """The model that the name in a request selects."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from server.errors import ModelNotFound
@@ -41,6 +44,27 @@ def test_unknown_name_among_several_models_is_refused_with_the_known_ones(models
 def test_management_requires_the_exact_name_even_of_a_single_model() -> None:
     with pytest.raises(ModelNotFound):
         Names([spec("a")]).exact("gpt-4o")
+
+
+def test_names_of_cached_models_may_have_a_hub_and_a_longer_quantization() -> None:
+    cached = {
+        "org/m:Q8_0": "m-Q8_0.gguf",
+        "org/m:Q4_K_XL": "m-UD-Q4_K_XL-00001-of-00002.gguf",
+        "o/n:IQ2_M": "n.IQ2_M.gguf",
+    }
+    names = Names(
+        [replace(spec(id_, aliases=("o/n",) if "o/n" in id_ else ()), path=Path(p)) for id_, p in cached.items()]
+    )
+    for name, found in (
+        ("hf.co/org/m:q8_0", "org/m:Q8_0"),
+        ("huggingface.co/o/n:latest", "o/n:IQ2_M"),
+        ("org/m:ud-Q4_K_XL", "org/m:Q4_K_XL"),
+        ("hf.co/org/m:UD-Q4_K_XL", "org/m:Q4_K_XL"),
+    ):
+        assert names.resolve(name).id == names.exact(name).id == found
+    for name in ("o/n:UD-IQ2_M", "org/m:XL", "hf.co/hf.co/o/n"):
+        with pytest.raises(ModelNotFound):
+            names.resolve(name)
 
 
 def test_tag_latest_of_ollama_is_optional() -> None:
