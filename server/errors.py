@@ -39,6 +39,11 @@ def short(words: str) -> str:
     return words if len(words) <= _SHOWN_CHARS else words[:_SHOWN_CHARS] + "…"
 
 
+def utf8(path: str) -> str:
+    """Return a path or a file name as valid UTF-8."""
+    return path.encode(errors="surrogateescape").decode(errors="replace")
+
+
 def short_json(value: object) -> str:
     """Return a client's value as a message repeats it, as JSON."""
     return short(json.dumps(value, ensure_ascii=False, default=str))

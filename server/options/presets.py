@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from server.errors import ConfigError, LlamapoolError, without_credentials
+from server.errors import ConfigError, LlamapoolError, utf8, without_credentials
 from server.hub.cache import CachedModel
 from server.hub.hub import Hub
 from server.hub.names import Reference, parts_of
@@ -44,8 +44,8 @@ _DRAFT_PREFIXES = ("mtp-", "dspark-", "dflash-")
 
 
 def scan_models_dir(path: Path, skipped: list[str]) -> dict[str, tuple[Path, Path | None]]:
-    """Return the model and the projector of each entry of a folder, by id. Add to `skipped` which folders in it may not
-    be read. Raises ConfigError when it is not a folder that can be read.
+    """Return the model and the projector of each entry of a folder, by id. Add to `skipped` what in it cannot be read
+    or named. Raises ConfigError when it is not a folder that can be read.
     """
     by_id: dict[str, tuple[Path, Path | None]] = {}
     try:
@@ -53,6 +53,9 @@ def scan_models_dir(path: Path, skipped: list[str]) -> dict[str, tuple[Path, Pat
             raise ConfigError(f"{path}: is not a folder; give --models-dir a folder that contains GGUF files")
         found = (entry for child in sorted(path.iterdir()) for entry in _models_of(child, skipped))
         for name, model, projector in found:
+            if name != utf8(name):  # clients could not name it
+                skipped.append(f"{utf8(str(path / name))}: its name is not UTF-8; rename it to serve its model")
+                continue
             if name in by_id:
                 raise ConfigError(f"{path}: '{name}' is both a file and a folder; rename one")
             by_id[name] = model, projector
@@ -64,14 +67,16 @@ def scan_models_dir(path: Path, skipped: list[str]) -> dict[str, tuple[Path, Pat
 def _models_of(child: Path, skipped: list[str]) -> Iterator[tuple[str, Path, Path | None]]:
     if not child.is_dir():
         split = parts_of(child.name)
-        if split is not None and split.index == 1 and child.is_file() and not _is_companion(child.name):
+        is_model = split is not None and split.index == 1 and not _is_companion(child.name)
+        if is_model and child.is_file() and not child.name.startswith("."):  # macOS writes ._m.gguf
             yield child.name.replace(".gguf", ""), child, None
         return  # llama-server lists further parts of a split model as models that fail to load
     try:
-        names = sorted(file.name for file in child.iterdir() if file.name.endswith(".gguf") and file.is_file())
+        files = [file for file in child.iterdir() if file.name.endswith(".gguf") and file.is_file()]
     except PermissionError:  # such as lost+found
         skipped.append(f"{child}: may not be read; no model in it is served")
         return
+    names = sorted(file.name for file in files if not file.name.startswith("."))
     projectors = [name for name in names if "mmproj" in name]
     models = [name for name in names if not _is_companion(name)]
     if models:
@@ -313,7 +318,9 @@ def _named_model(where: Layer, aliases: SourcedValue | None) -> tuple[str, Layer
     Its id is the first alias in alphabetical order, otherwise the path or name as given, as in llama-server. Raises
     ConfigError for --hf-file alone.
     """
-    name = next((str(where[key].value) for key in ("hf", "docker_repo", "path", "model_url") if key in where), None)
+    name = next(
+        (utf8(str(where[key].value)) for key in ("hf", "docker_repo", "path", "model_url") if key in where), None
+    )
     if name is None:
         raise ConfigError(f"{where['hf_file'].source} needs -hf, the repository; add it")
     if "path" not in where and "model_url" in where:
@@ -378,9 +385,9 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, ScaledFile):
-        return str(value.path) if value.scale == 1 else f"{value.path}:{value.scale:g}"
+        return utf8(str(value.path) if value.scale == 1 else f"{value.path}:{value.scale:g}")
     if isinstance(value, tuple):
         return ",".join(map(_text, value))
     if isinstance(value, Mapping):
         return orjson.dumps(value).decode()
-    return without_secrets(str(value)).replace("\n", "\\n")
+    return without_secrets(utf8(str(value))).replace("\n", "\\n")

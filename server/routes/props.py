@@ -15,7 +15,7 @@ from server.dialects.common import FINGERPRINT
 from server.dialects.fields import parse
 from server.dialects.native.write import generation_settings
 from server.engine.request import Request as EngineRequest
-from server.errors import InvalidRequest, NotSupported, invalid, short
+from server.errors import InvalidRequest, NotSupported, invalid, short, utf8
 from server.media.decode import reads_video
 from server.pool.model import Generator
 from server.pool.state import ModelFacts, ModelState, Status
@@ -52,7 +52,7 @@ async def props(request: Request, model: str = "") -> Response:
     state, facts = await facts_of(request, model or None)
     of_model = model_props(state, facts, app.options)
     if not sees_files(request):
-        of_model["model_path"] = state.spec.path.name
+        of_model["model_path"] = utf8(state.spec.path.name)
     return json_reply(of_model if model or len(states) == 1 else router_props(app) | of_model)
 
 
@@ -95,7 +95,7 @@ def model_props(state: ModelState, facts: ModelFacts, options: HttpOptions) -> d
         "total_slots": facts.n_slots,
         "model_alias": spec.id,
         "model_ftype": info.ftype,
-        "model_path": str(spec.path),
+        "model_path": utf8(str(spec.path)),
         "modalities": {
             "vision": "image" in info.media,
             "video": "image" in info.media and reads_video(),

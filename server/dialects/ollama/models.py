@@ -116,7 +116,7 @@ def _named(state: ModelState, size: int) -> Json:
     Ollama's clients expect a digest of 64 hexadecimal digits. It is computed from the path and the modification time,
     because hashing the file takes long.
     """
-    digest = hashlib.sha256(f"{state.spec.path} {_modified(state)}".encode()).hexdigest()
+    digest = hashlib.sha256(os.fsencode(f"{state.spec.path} {_modified(state)}")).hexdigest()
     names = {"name": state.spec.id, "model": state.spec.id}
     return {**names, "size": size, "digest": digest, "details": _details(state.info)}
 

@@ -49,6 +49,15 @@ async def test_model_list_has_the_format_of_llama_server(client: httpx.AsyncClie
     }
 
 
+async def test_model_in_a_folder_whose_name_is_not_utf_8_is_listed(serve: Serve) -> None:
+    models = {"demo": {"path": "bad\udcff/m.gguf", "load": "startup"}}
+    async with serve(models=models, server={"metrics": True}) as api:
+        for path in ("/v1/models", "/api/tags", "/api/ps", "/metrics"):
+            await api.expect(f"GET {path}")
+        await api.expect("GET /models", None, 200, "bad\ufffd/m.gguf")
+        await api.expect("GET /props", None, 200, {"model_path": "bad\ufffd/m.gguf"})
+
+
 async def test_load_and_unload_of_a_model(serve: Serve) -> None:
     async with serve(models=TWO_MODELS) as api:
         with api.pool.subscribe() as events:

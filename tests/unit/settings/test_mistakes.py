@@ -151,3 +151,17 @@ def test_unreadable_folder_in_models_dir_is_skipped(tmp_path: Path, monkeypatch:
     settings = load_settings(["--models-dir", str(tmp_path)], {})
     assert list(settings.models) == ["a"]
     assert settings.skipped == (f"{tmp_path}/lost+found: may not be read; no model in it is served",)
+
+
+def test_hidden_files_and_names_that_are_not_utf_8_in_models_dir_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "bad\udcff").mkdir()
+    (tmp_path / "m").mkdir()
+    for name in ("a.gguf", "bad\udcff.gguf", ".gguf", "._a.gguf", "bad\udcff/x.gguf", "m/._m.gguf", "m/bad\udcff.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    settings = load_settings(["--models-dir", str(tmp_path)], {})
+    assert {model_id: spec.path.name for model_id, spec in settings.models.items()} == {
+        "a": "a.gguf",
+        "m": "bad\udcff.gguf",
+    }
+    reason = "its name is not UTF-8; rename it to serve its model"
+    assert settings.skipped == (f"{tmp_path}/bad\ufffd: {reason}",) * 2
