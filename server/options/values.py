@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, AllowInfNan, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from server.engine.request import SAMPLER_LETTERS, SAMPLERS, sampler_named
 from server.errors import ConfigError, short, without_credentials
@@ -410,6 +410,7 @@ _ONE_FILE = {
 ScaledFiles = Annotated[
     tuple[ScaledFile, ...],
     BeforeValidator(_scaled_files),
+    PlainSerializer(lambda files: [{"path": str(file.path), "scale": file.scale} for file in files], when_used="json"),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _ONE_FILE}]}),
     Field(max_length=MAX_FILES),
 ]

@@ -254,6 +254,7 @@ def test_check_config_output_loads_as_the_same_settings(
     folder = tmp_path_factory.mktemp("p")
     first = folder / "first.yaml"
     model = {"path": "x.gguf", "n_ctx": n_ctx, "logit_bias": {5: bias}, "dry_sequence_breakers": [breaker]}
+    model |= {"lora": ["a.gguf", {"path": "b.gguf", "scale": 0.5}], "control_vectors": "c.gguf"}
     document = {"server": {"port": port}, "defaults": {"seed": n_ctx}, "models": {"a.b-c": model}}
     first.write_text(yaml.safe_dump(document), encoding="utf-8")
     settings = load_settings([], {}, first)
