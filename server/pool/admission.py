@@ -52,7 +52,8 @@ class MemoryAdmission:
     def _share(self, entry: Entry, fit: Fit) -> None:
         """Record the key of the weights that a model may share, and their bytes."""
         spec = fit.spec
-        entry.weights = None if self._loaders.isolates(spec) else (spec.path, spec.native.weights)
+        file = next(iter(entry.stamps), None) or spec.path  # links to a file share its weights
+        entry.weights = None if self._loaders.isolates(spec) else (file, spec.native.weights)
         entry.shared = {device: taken.shared for device, taken in fit.footprint.items()}
 
     def shared(self) -> dict[str, Mapping[str, int]]:

@@ -547,6 +547,18 @@ async def test_weights_of_a_file_count_once_until_its_last_model_is_unloaded() -
         assert [s.status(model) for model in "abc"] == [Status.READY, Status.UNLOADED, Status.READY]
 
 
+async def test_weights_of_a_file_and_a_link_to_it_count_once(tmp_path: Path) -> None:
+    file, link = tmp_path / "file.gguf", tmp_path / "link.gguf"
+    file.write_bytes(b"GGUF")
+    link.symlink_to(file)
+    models = [replace(spec(model), path=path) for model, path in (("a", file), ("b", link))]
+    async with sized_pool(*models, loader=SharedWeightsLoader()) as s:
+        for model in "ab":
+            await s.use(model)
+        assert [s.status(model) for model in "ab"] == [Status.READY] * 2
+        assert taken(s) == 280
+
+
 async def test_models_that_load_a_file_with_different_params_share_no_weights() -> None:
     other = replace(ENTRIES_OF_ONE_FILE[1], native=LoadParams(mmap=False))
     async with sized_pool(ENTRIES_OF_ONE_FILE[0], other, loader=SharedWeightsLoader()) as s:
