@@ -32,7 +32,7 @@ from server.options.option import Layer, Option, SourcedValue
 from server.options.server import ServerSettings
 from server.options.sources import Origin, YamlFile
 from server.options.table import TABLE, nearest, visible
-from server.options.values import read_bool, read_text, without_secrets
+from server.options.values import read_bool, read_text, split_list, unescape, without_secrets
 from server.pool.spec import ScaledFile
 
 LOAD_ON_STARTUP = "load-on-startup"
@@ -349,11 +349,18 @@ def flags_of(settings: ModelSettings) -> list[str]:
 
 
 def preset_of(model_id: str, settings: ModelSettings) -> str:
-    """Return the model's section of a preset, as llama-server writes it (llama.cpp common/preset.cpp, to_ini)."""
-    values = {_name(entry).lstrip("-"): _text(value) for entry, value in _changed(settings)}
-    if "load" in values:
-        values[LOAD_ON_STARTUP] = str(values.pop("load") == "startup").lower()
-    lines = [f"{key} = {value}" for key, value in values.items()]
+    """Return the model's section of a preset, as llama-server writes it (llama.cpp common/preset.cpp, to_ini).
+
+    A value that INI cannot express (with a comment's sign, a line break, or repeated) is a comment.
+    """
+    lines = []
+    for entry, value in sorted(_changed(settings), key=lambda each: each[0].key == "load"):  # load is last
+        name, *texts = _name(entry, value).lstrip("-"), *_texts(entry, value)
+        if entry.key == "load":
+            name, texts = LOAD_ON_STARTUP, [str(value == "startup").lower()]
+        text = ",".join(texts).replace("\n", "\\n")
+        is_ini = len(texts) == 1 and "\n" not in texts[0] and _COMMENT.sub("", text).strip() == text
+        lines.append(f"{'' if is_ini else '; '}{name} = {text}")
     return "\n".join([f"[{model_id}]", *lines, ""])
 
 
@@ -365,29 +372,47 @@ def _changed(settings: ModelSettings) -> Iterator[tuple[Option, Any]]:
             yield entry, value
 
 
-def _name(entry: Option) -> str:
-    """Return the last long flag."""
+def _name(entry: Option, value: Any) -> str:
+    """Return the last long flag, or that of files with scales."""
+    if entry.forms and any(file.scale != 1 for file in value):
+        return next(iter(entry.forms))
     plain = entry.plain_flags
     return next((flag for flag in reversed(plain) if flag.startswith("--")), plain[-1])
 
 
 def _words(entry: Option, value: Any) -> Iterator[str]:
-    if not entry.is_switch:
-        yield from (_name(entry), *(_text(value).split(" ") if entry.n_words > 1 else (_text(value),)))
-    elif value:
-        yield _name(entry)
-    else:
-        yield from [flag for flag, constant in entry.constants.items() if constant is False][:1]
+    if entry.is_switch:
+        yield from (
+            [_name(entry, value)] if value else [f for f, constant in entry.constants.items() if constant is False][:1]
+        )
+        return
+    for text in _texts(entry, value):
+        yield from (_name(entry, value), *(text.split(" ") if entry.n_words > 1 else (text,)))
+
+
+_SEPARATORS = {"samplers": ";", "device": ";", "control_vector_layer_range": " "}  # otherwise a comma
+
+
+def _texts(entry: Option, value: Any) -> list[str]:
+    """Return the values of the flags that set `value`: several if a text may contain any separator."""
+    if entry.text is unescape:
+        return [_text(each).replace("\\", "\\\\").replace("\n", "\\n") for each in value] or ["none"]
+    if entry.key == "logit_bias":
+        return [",".join(f"{token}{bias:+}" for token, bias in value)]
+    if entry.forms and any(file.scale != 1 for file in value):
+        value = tuple(f"{file.path}:{file.scale!r}" for file in value)
+    if not isinstance(value, tuple):
+        return [_text(value)]
+    items = [_text(each.path if isinstance(each, ScaledFile) else each) for each in value]
+    if entry.text is split_list:
+        items = ['"' + each.replace('"', '""') + '"' if re.search('[,"]', each) else each for each in items]
+    return [_SEPARATORS.get(entry.key, ",").join(items)]
 
 
 def _text(value: Any) -> str:
     """Return a value as a flag's text, without secrets: clients may read it (GET /models)."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, ScaledFile):
-        return utf8(str(value.path) if value.scale == 1 else f"{value.path}:{value.scale:g}")
-    if isinstance(value, tuple):
-        return ",".join(map(_text, value))
     if isinstance(value, Mapping):
         return orjson.dumps(value).decode()
-    return without_secrets(utf8(str(value))).replace("\n", "\\n")
+    return without_secrets(utf8(str(value)))

@@ -6,7 +6,9 @@ each result, ``=`` precedes changed values, ``!`` an error in the settings, ``?`
 ``~`` a warning.
 """
 
+import json
 import os
+import re
 import shlex
 import tempfile
 from collections.abc import Iterator
@@ -19,8 +21,10 @@ import pytest
 from pydantic import BaseModel
 
 from server.errors import ConfigError
+from server.options.model import ModelSettings
 from server.options.table import TABLE
-from server.settings import check_files, load_settings, model_specs
+from server.pool.spec import ModelSpec
+from server.settings import Settings, check_files, load_settings, model_specs
 from tests.conftest import pytest_configure
 from tests.support.ggufs import TinyModel, gguf_file
 
@@ -62,8 +66,8 @@ def defaults() -> tuple[dict[str, Any], dict[str, Any]]:
     return leaves(plain.server), leaves(model_specs(plain)[0])
 
 
-def outcome(lines: list[str]) -> Iterator[str]:
-    """Yield the lines of a result. The working directory must contain the model files."""
+def loaded(lines: list[str]) -> Settings:
+    """Return the settings of a case. Raises ConfigError."""
     words, env = shlex.split(lines[0][1:]), {}
     while words and "=" in words[0] and words[0].split("=")[0].isupper():
         name, _, env[name] = words.pop(0).partition("=")
@@ -71,8 +75,13 @@ def outcome(lines: list[str]) -> Iterator[str]:
     config = Path("pool.yaml") if yaml else None
     Path("pool.yaml").write_text("\n".join(yaml), encoding="utf-8")
     Path("preset.ini").write_text("".join(f"{line}\n" for line in preset), encoding="utf-8")
+    return load_settings(words, env, config)
+
+
+def outcome(lines: list[str]) -> Iterator[str]:
+    """Yield the lines of a result. The working directory must contain the model files."""
     try:
-        settings = load_settings(words, env, config)
+        settings = loaded(lines)
         specs = model_specs(settings)
     except ConfigError as error:
         yield f"! {error.message}"
@@ -121,6 +130,31 @@ def test_each_case_has_its_recorded_result(tmp_path: Path, monkeypatch: pytest.M
     for block in blocks():
         lines = command(block)
         assert result(lines, tmp_path) == block[len(lines) :], "\n".join(lines)
+
+
+def models(lines: list[str]) -> list[tuple[ModelSettings, ModelSpec]]:
+    """Return the models of a case, without those that the hub is asked for; none if the case is an error."""
+    try:
+        settings = loaded(lines)
+        found = zip(settings.models.values(), model_specs(settings), strict=True)
+        return [(model, spec) for model, spec in found if not (model.hf or model.draft_hf)]
+    except ConfigError:
+        return []
+
+
+def test_flags_and_preset_of_a_model_give_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    preset = tmp_path / "p.ini"
+    texts = {"system_prompt": 'You are "x"\nline 2; # no', "reverse_prompt": ["x y", "a,b", "\\n\n"], "path": "m.gguf"}
+    own_case = ["$", "| models:", f"|   m: {json.dumps(texts)}"]
+    for model, spec in [found for lines in (own_case, *map(command, blocks())) for found in models(lines)]:
+        preset.write_text(spec.preset, encoding="utf-8")
+        for arguments in (list(spec.args[1:]), ["--models-preset", str(preset), "--no-models-cache"]):
+            (again,) = load_settings(arguments, {}).models.values()
+            differ = {n for n in type(model).model_fields if getattr(model, n) != getattr(again, n)}
+            left_out = {TABLE.by_flag["--" + name].key for name in re.findall(r"(?m)^; (\S+) =", spec.preset)}
+            assert differ <= {"aliases", "tags", "load"} | left_out, arguments
 
 
 def test_each_option_has_a_case() -> None:
