@@ -159,7 +159,7 @@ def test_hidden_files_and_names_that_are_not_utf_8_in_models_dir_are_skipped(tmp
     for name in ("a.gguf", "bad\udcff.gguf", ".gguf", "._a.gguf", "bad\udcff/x.gguf", "m/._m.gguf", "m/bad\udcff.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
     settings = load_settings(["--models-dir", str(tmp_path)], {})
-    assert {model_id: spec.path.name for model_id, spec in settings.models.items()} == {
+    assert {model_id: Path(str(spec.path)).name for model_id, spec in settings.models.items()} == {
         "a": "a.gguf",
         "m": "bad\udcff.gguf",
     }
