@@ -104,7 +104,9 @@ class EngineStats:
         "time_to_first_token_seconds", "From a request's arrival at the engine to its first token"
     )
     inter_token: Histogram = _histogram("inter_token_latency_seconds", "Between two tokens of a choice")
-    queue_time: Histogram = _histogram("queue_time_seconds", "From a request's arrival at the engine to its slot")
+    queue_time: Histogram = _histogram(
+        "queue_time_seconds", "From a request's arrival at the engine to its slot, or its end without one"
+    )
     request_duration: Histogram = _histogram(
         "request_duration_seconds", "From a request's arrival at the engine to its end"
     )

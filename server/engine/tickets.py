@@ -258,6 +258,8 @@ class Requests:
     def end(self, sequence: Sequence, state: State = State.DONE) -> None:
         """End a choice and free its resources; the caller emits events."""
         now = self._clock()
+        if sequence.n_cached < 0:  # otherwise an overload that lets most requests time out would not show
+            self._stats.queue_time.observe(now - sequence.ticket.waits_since)
         self._release_media(sequence)
         self._snapshots.end(sequence, now, state)
         self._scheduler.release(sequence, now)

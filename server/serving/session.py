@@ -153,6 +153,7 @@ class Session:
             loaded = await self._load_media(parsed.media, model)
             with embedder.preparing():
                 job = await self._in_thread(lambda: parsed.job(model, loaded))
+                self._usage.submitted_at = time.perf_counter()
                 computing = embedder.submit(job.inputs)
                 self._usage.n_prompt += sum(map(len, job.inputs))
         try:
@@ -160,6 +161,8 @@ class Session:
         except QueueFull:  # as in `_receive`
             self._usage.n_prompt = 0
             raise
+        finally:
+            self._usage.prefill_s = time.perf_counter() - self._usage.submitted_at
         return await self._in_thread(lambda: job.reply(vectors))
 
     def _receive(self, number: int, events: list[Event], n_prompt: int = 0) -> None:
@@ -231,6 +234,12 @@ class Session:
         self._cancel_tickets(self._lease)
         self._lease.release()
 
+    def _placed_at(self, lease: Lease) -> float:
+        """Return when the last choice that has a slot got it; 0 = none has one."""
+        ids = {ticket.request.id for ticket in self._tickets}
+        choices = [slot.choice for slot in lease.model.engine.slots() if slot.choice is not None]
+        return max((choice.placed_at for choice in choices if choice.request in ids), default=0.0)
+
     def _cancel_tickets(self, lease: Lease) -> None:
         for ticket in self._tickets:
             self.services.running.pop(ticket.request.id, None)
@@ -249,8 +258,9 @@ class Session:
             return
         usage = self._usage
         self.services.rates.charge(self._key, usage.n_prompt + usage.n_predicted)
+        placed_at = self._placed_at(lease) if usage.n_open and not usage.decoding_since else 0.0
         self._cancel_tickets(lease)
-        usage.cut_off(State.CANCELLED if self._failure is None else State.FAILED)
+        usage.cut_off(State.CANCELLED if self._failure is None else State.FAILED, placed_at)
         self.services.metrics.used(usage, self._key.name)
         self.services.usage.add(
             self._key.name, usage.model, prompt=usage.n_prompt, cached=usage.n_cached, completion=usage.n_predicted

@@ -67,8 +67,14 @@ class ModelUse:
         self.reasons.append(event.reason.value)
         self.n_open -= 1
 
-    def cut_off(self, reason: State) -> None:
-        """End all running choices with `reason`."""
+    def cut_off(self, reason: State, placed_at: float = 0.0) -> None:
+        """End all running choices with `reason`. `placed_at`: when the last choice with a slot got it, if none started
+        (`time.perf_counter`); 0 = none has a slot.
+        """
+        if self.n_open and not self.decoding_since:
+            now = time.perf_counter()
+            self.queue_s = (placed_at or now) - self.submitted_at
+            self.prefill_s = now - placed_at if placed_at else 0.0
         if self.n_open and self.decoding_since:
             self.decode_s = max(self.decode_s, time.perf_counter() - self.decoding_since)
         self.reasons += [reason] * self.n_open

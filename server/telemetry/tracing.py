@@ -191,11 +191,10 @@ def _stages(usage: ModelUse) -> Iterator[tuple[str, float, float]]:
     if not at:
         return
     yield "prepare", at - usage.prepare_s, usage.prepare_s
-    if not usage.decoding_since:
-        return
     for name in STAGES[2:]:
         seconds: float = getattr(usage, f"{name}_s")
-        yield name, at, seconds
+        if seconds or usage.decoding_since:
+            yield name, at, seconds
         at += seconds
 
 

@@ -124,6 +124,28 @@ async def test_access_log_marks_a_disconnect_as_cut_off(live: GoLive, lines: Lin
         gate.release(1000)
 
 
+async def test_access_log_tells_waiting_for_a_slot_from_prefill_before_the_first_token(
+    live: GoLive, lines: Lines
+) -> None:
+    steps = threading.Semaphore(0)
+    async with live(FakeLoader(n_seq=1, steps=steps)) as running:
+        engine = running.api.loaded().engine
+        _, placed = await running.connect(chat_request())
+        await until(lambda: engine.stats.n_processing)
+        _, queued = await running.connect(chat_request())
+        await until(lambda: engine.stats.n_deferred)
+        for writer in (queued, placed):
+            writer.close()
+            await until(lambda: lines("server.access"))
+        await until(lambda: len(lines("server.access")) == 2)
+        steps.release(1000)
+        await engine.wait_idle()
+        in_queue, in_slot = lines("server.access")
+        assert (in_queue["queue_ms"] > 0, in_queue["prefill_ms"]) == (True, 0)
+        assert in_slot["prefill_ms"] > in_slot["queue_ms"]
+        assert sum(engine.stats.queue_time.counts) == 2
+
+
 async def test_engine_log_lines_have_the_request_id(serve: Serve, lines: Lines) -> None:
     class FailingRunner(FakeRunner):
         def decode(self, entries: Any) -> bool:

@@ -73,6 +73,13 @@ async def test_chat_request_has_a_span_for_each_stage(
             assert span.status.status_code is StatusCode.UNSET
 
 
+async def test_embeddings_have_a_span_for_computing(serve: Serve, spans: InMemorySpanExporter) -> None:
+    async with serve(models={"e": {"path": "e.gguf", "load": "startup", "embedding": True, "pooling": "mean"}}) as api:
+        await api.expect("POST /v1/embeddings", {"input": "hi"})
+        model = by_name(spans)["embeddings e"]
+        assert children(spans.get_finished_spans(), model) == ["load", "prepare", "prefill"]
+
+
 async def test_refused_request_has_a_span_with_its_error_type(serve: Serve, spans: InMemorySpanExporter) -> None:
     async with serve(server={"api_prefix": "/llm"}) as api:
         await api.client.post("/llm/v1/completions", json={"prompt": "x" * 999})
