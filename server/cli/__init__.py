@@ -4,6 +4,8 @@ import gc
 import sys
 from collections.abc import Sequence
 
+from server.transport.early_signals import handle_early_signals
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. `argv` None = the process's arguments."""
@@ -12,6 +14,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from server.cli.health import main as health
 
         return health(arguments[1:])
+    if not arguments or arguments[0] == "serve" or arguments[0].startswith("-"):
+        handle_early_signals()
     gc.disable()  # imports create no garbage, and collections would take a tenth of their time
     try:
         from server.cli.command_line import main as run

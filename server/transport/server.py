@@ -13,6 +13,8 @@ from typing import Any
 from uvicorn import Server
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.transport.early_signals import reloads_at_hangup, take_hangup
+
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -94,35 +96,12 @@ def serving(handler: object = None) -> Server | None:
     return owner if isinstance(owner, Server) else None
 
 
-def on_hangup(reread: Callable[[], object]) -> bool:
-    """Call `reread` on the running loop for each SIGHUP, and return True.
-
-    Return False if SIGHUP reports the end of a terminal, which then stops the server as SIGTERM does, or is ignored
-    (nohup).
-    """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGHUP"):
-        return False
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
-        return False
-    if _has_terminal():
-        signal.signal(signal.SIGHUP, _end_with_terminal)
-        return False
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
-    return True
-
-
-def _end_with_terminal(_number: int, _frame: FrameType | None) -> None:
-    """Stop the server. The system and the shell may both send SIGHUP, which must not count as a second signal."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.raise_signal(signal.SIGTERM)
-
-
-def _has_terminal() -> bool:
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR))
-    except OSError:
-        return False
-    return True
+def on_hangup(reread: Callable[[], object]) -> None:
+    """Call `reread` on the running loop for each SIGHUP that requests a reload, also for one during the start."""
+    if reloads_at_hangup():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
+        if take_hangup():
+            reread()
 
 
 class HttpProtocol(HttpToolsProtocol):

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from server import cli
 from server.cli.command_line import COMMANDS, effective_yaml, main
 from server.cli.docs import generated_files
 from server.cli.health import get_health
@@ -221,6 +222,22 @@ def test_serve_shuts_down_cleanly_on_a_signal(
         for name, handler in before.items():
             signal.signal(name, handler)
     assert not path.exists()
+
+
+def test_sigterm_while_the_application_is_imported_ends_cleanly(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr("server.cli.command_line._create_server", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(logging.config, "dictConfig", lambda config: None)
+    path, address = tmp_path / "pool.sock", tmp_path / "address"
+    try:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["-m", str(model), "--host", str(path), "--address-file", str(address)])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (ended.value.code, path.exists(), address.exists()) == (0, False, False)
 
 
 @pytest.mark.parametrize("path", sorted(generated_files()))

@@ -30,7 +30,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Handle SIGHUP as a server without a terminal and without nohup, and poll watched files often."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    monkeypatch.setattr("server.transport.server._has_terminal", lambda: False)
+    monkeypatch.setattr("server.transport.early_signals._has_terminal", lambda: False)
     monkeypatch.setattr("server.reload.EVERY_S", 0.005)
     yield
     signal.signal(signal.SIGHUP, before)

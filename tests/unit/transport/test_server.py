@@ -8,6 +8,7 @@ import pytest
 import uvicorn
 
 from server import uvicorn_config
+from server.transport.early_signals import handle_early_signals
 from server.transport.server import StopSignals, on_hangup, serving
 
 
@@ -57,7 +58,7 @@ async def test_serving_uvicorn_is_found_through_its_signal_handlers(uvicorn_serv
 async def test_sighup_reloads_and_drains_with_a_terminal(
     uvicorn_server: uvicorn.Server, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    monkeypatch.setattr("server.transport.server._has_terminal", lambda: terminal)
+    monkeypatch.setattr("server.transport.early_signals._has_terminal", lambda: terminal)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     reloaded, draining, ended = asyncio.Event(), asyncio.Event(), list[int]()
     StopSignals(draining.set, ended.append).install()
@@ -69,6 +70,19 @@ async def test_sighup_reloads_and_drains_with_a_terminal(
     assert (reloaded.is_set(), draining.is_set(), ended) == (not terminal, terminal, [])
     asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
     signal.signal(signal.SIGHUP, before)
+
+
+async def test_sighup_during_the_start_reloads_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.transport.early_signals._has_terminal", lambda: False)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handle_early_signals()
+    signal.raise_signal(signal.SIGHUP)
+    reloads: list[int] = []
+    on_hangup(lambda: reloads.append(1))
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert reloads == [1]
 
 
 async def test_idle_server_ticks_once_a_second_and_stops_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
