@@ -17,7 +17,7 @@ from server.dialects.vectors import VectorRequest
 from server.engine.cache.scope import cache_scope, is_lasting
 from server.engine.request import Event, Failed, Finished, Request, Started, State, Text
 from server.engine.sequence import Ticket
-from server.errors import InvalidRequest, ModelEnded, NotFound, QueueFull, Unavailable, short
+from server.errors import InvalidRequest, LlamapoolError, ModelEnded, NotFound, QueueFull, Unavailable, short
 from server.media.bitmap import Bitmap, Document, Video, n_bytes_of
 from server.media.loader import MediaSupport
 from server.media.source import NO_MEDIA, FileContent, LoadedMedia, Media
@@ -275,9 +275,17 @@ class Session:
 
     async def _acquire(self, name: str | None, task: Task = "generate") -> LoadedModel:
         self._usage.began_at = started_at = time.perf_counter()
-        self._lease = await self.services.pool.acquire(name, autoload=wants_load(self._request), task=task)
+        pool = self.services.pool
+        try:
+            self._lease = await pool.acquire(name, autoload=wants_load(self._request), task=task)
+        except BaseException:
+            with contextlib.suppress(LlamapoolError):  # the model is unknown
+                self._usage.model = pool.resolve(name, task).id
+            raise
+        finally:
+            self._usage.load_s += time.perf_counter() - started_at
         self._lease.keep_alive_s = self._keep_alive_s
-        self._usage.model, self._usage.load_s = self._lease.model.spec.id, time.perf_counter() - started_at
+        self._usage.model = self._lease.model.spec.id
         return self._lease.model
 
     async def _load_media(self, media: Sequence[Media], model: LoadedModel) -> LoadedMedia:

@@ -92,7 +92,8 @@ async def test_audit_log_has_key_and_model_of_each_change(serve: Serve, lines: L
         for path in ("/slots", "/models", "/props", "/no/such/path"):
             await api.client.get(path, headers=right)
         await api.client.post("/v1/chat/completions", json=CHAT, headers=right)
-        unload, load, delete, reload, reset, pin, proxy = lines("server.audit")
+        await api.expect("POST /tools", {"tool": "x"}, 403, headers=right)
+        unload, load, delete, reload, reset, pin, proxy, tool = lines("server.audit")
     assert unload["msg"] == "POST '/models/unload' 200"
     assert (unload["key"], unload["model"], unload["outcome"]) == (plain_key("right").name, "demo", "done")
     assert (load["key"], load["outcome"], load.get("model")) == (plain_key("wrong").name, "authentication_failed", None)
@@ -101,6 +102,7 @@ async def test_audit_log_has_key_and_model_of_each_change(serve: Serve, lines: L
     assert reset["model"] == short("demo" * 100)
     assert (pin["model"], pin["outcome"]) == ("demo", "invalid_request")
     assert proxy["query"] == "url=http://127.0.0.1:1/mcp?token=****"
+    assert (proxy["outcome"], tool["outcome"]) == ("feature_disabled", "feature_disabled")
 
 
 async def test_audit_log_has_the_key_of_a_request_to_the_wrong_port(serve: Serve, lines: Lines) -> None:
@@ -142,7 +144,7 @@ async def test_access_log_tells_waiting_for_a_slot_from_prefill_before_the_first
         await engine.wait_idle()
         in_queue, in_slot = lines("server.access")
         assert (in_queue["queue_ms"] > 0, in_queue["prefill_ms"]) == (True, 0)
-        assert in_slot["prefill_ms"] > in_slot["queue_ms"]
+        assert in_slot["prefill_ms"] > 0
         assert sum(engine.stats.queue_time.counts) == 2
 
 
@@ -156,6 +158,16 @@ async def test_engine_log_lines_have_the_request_id(serve: Serve, lines: Lines) 
         assert [line["request"] for line in lines("server.engine.loop")] == ["a-7"]
         assert lines("server.access")[0]["outcome"] == "internal_error"
         assert lines("server.access")[0]["finish"] == "failed"
+
+
+async def test_access_log_names_the_model_that_could_not_be_loaded(serve: Serve, lines: Lines) -> None:
+    models = {name: {"path": f"{name}.gguf"} for name in ("a", "b")}
+    async with serve(FakeLoader(failing={"b": "no"}), models=models) as api:
+        await api.expect("POST /v1/chat/completions", CHAT | {"model": "b"}, 503)
+        await api.expect("POST /v1/chat/completions", CHAT | {"model": "c"}, 404)
+        failed, unknown = lines("server.access")
+        assert (failed["model"], failed["outcome"], failed["load_ms"] > 0) == ("b", "model_failed", True)
+        assert "model" not in unknown
 
 
 async def test_access_log_has_the_error_of_a_failed_stream(serve: Serve, lines: Lines) -> None:
