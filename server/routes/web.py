@@ -12,6 +12,7 @@ from server.engine.request import NUMBERS
 from server.errors import NotFound, NotSupported, ShuttingDown, invalid
 from server.routes.models import model_field
 from server.serving.services import key_of, services, target_of, whole_number
+from server.telemetry.record import RECORD, Record
 from server.transport.body import read_body, read_json
 from server.transport.errors import json_reply
 from server.transport.keys import given_key
@@ -21,7 +22,12 @@ from server.web.bench import SCENARIOS, Address, BenchBody, measured
 T = TypeVar("T")
 router = APIRouter(include_in_schema=False)
 
-_DISABLED = {"error": {"code": 403, "message": "this feature is disabled", "type": "feature_disabled"}}
+
+def _disabled(request: Request) -> Response:
+    """Return llama-server's reply, and record its type as the request's outcome."""
+    record: Record = request.scope[RECORD]
+    record.error = kind = "feature_disabled"
+    return json_reply({"error": {"code": 403, "message": "this feature is disabled", "type": kind}}, status=403)
 
 
 @router.get("/page/live")
@@ -78,7 +84,7 @@ async def bench(request: Request) -> Response:
 async def cors_proxy(request: Request, url: str = "") -> Response:
     """Forward the request to ``url``, for a UI's MCP clients. 403 without ``--ui-mcp-proxy``."""
     if not services(request).options.proxy:
-        return json_reply(_DISABLED, status=403)
+        return _disabled(request)
     from server.transport.forward import forward  # imports httpcore2, which only this endpoint needs
 
     body = await read_body(request)
@@ -89,7 +95,7 @@ async def cors_proxy(request: Request, url: str = "") -> Response:
 async def tools(request: Request) -> Response:
     """List the built-in tools and those of MCP servers. 403 if the server has none."""
     available = services(request).tools
-    return json_reply(available.shown(key_of(request).may_call)) if available else json_reply(_DISABLED, status=403)
+    return json_reply(available.shown(key_of(request).may_call)) if available else _disabled(request)
 
 
 @router.post("/tools")
@@ -100,7 +106,7 @@ async def call_tool(request: Request) -> Response:
     """
     available = services(request).tools
     if not available:
-        return json_reply(_DISABLED, status=403)
+        return _disabled(request)
     body = await read_json(request)
     name, params, stream = body.get("tool"), body.get("params", {}), body.get("stream", False)
     if not isinstance(name, str):
