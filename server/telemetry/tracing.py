@@ -6,7 +6,9 @@ sampler and the service name (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAM
 Needs the extra ``llamapool[otel]``.
 """
 
+import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -23,6 +25,10 @@ from opentelemetry.util.types import AttributeValue
 from server.errors import ConfigError
 from server.telemetry.record import STAGES, ModelUse, Record
 
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 3.0
+"""Longest wait for the collector at the shutdown."""
 _NS = 1_000_000_000
 Nanoseconds = Callable[[float], int]
 METRICS_EXPORTER = "OTEL_METRICS_EXPORTER"
@@ -94,7 +100,8 @@ def configured_metrics(resource: Resource, version: str) -> GenAiMetrics | None:
         raise ConfigError(f"server.otel: {METRICS_EXPORTER} is {exporter}; use otlp, or none and GET /metrics")
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 
-    return GenAiMetrics(MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource), version)
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    return GenAiMetrics(MeterProvider([reader], resource, shutdown_on_exit=False), version)
 
 
 class Tracing:
@@ -145,10 +152,16 @@ class Tracing:
         span.end(at(end))
 
     def close(self) -> None:
-        """Send the remaining spans. Blocks."""
-        self._provider.shutdown()
-        if self._metrics is not None:
-            self._metrics.close()
+        """Send the remaining spans and metrics. Blocks, at most for `CLOSE_S` seconds."""
+        ends = [self._provider.shutdown] if self._metrics is None else [self._provider.shutdown, self._metrics.close]
+        threads = [threading.Thread(target=end, name="otel-end", daemon=True) for end in ends]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + CLOSE_S
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+        if any(thread.is_alive() for thread in threads):
+            logger.warning("the collector did not answer within %g s: the last spans or metrics are lost", CLOSE_S)
 
 
 def _clock() -> Nanoseconds:
@@ -214,6 +227,6 @@ def create_tracing(version: str) -> Tracing:
     if not os.environ.get("OTEL_SERVICE_NAME"):
         known[SERVICE_NAME] = "llamapool"
     resource = Resource.create(known)
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Tracing(provider, version, configured_metrics(resource, version))

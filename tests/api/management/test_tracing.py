@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -130,6 +131,22 @@ async def test_metrics_follow_the_gen_ai_conventions(serve: Serve, monkeypatch: 
     assert found.keys() == {*((name, "chat") for name in names), ("request.duration", "context_exceeded")}
     assert {point.count for point in found.values()} == {1}
     assert found["time_to_first_token", "chat"].sum <= found["request.duration", "chat"].sum
+
+
+def test_a_silent_collector_delays_the_shutdown_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.telemetry.tracing.CLOSE_S", 0.01)
+    answer, ended = threading.Event(), list[str]()
+
+    def silent(name: str) -> None:
+        answer.wait(5)
+        ended.append(name)
+
+    provider, metrics = TracerProvider(shutdown_on_exit=False), MeterProvider(shutdown_on_exit=False)
+    monkeypatch.setattr(provider, "shutdown", lambda: silent("spans"))
+    monkeypatch.setattr(metrics, "shutdown", lambda: silent("metrics"))
+    Tracing(provider, metrics=GenAiMetrics(metrics)).close()
+    assert ended == []
+    answer.set()
 
 
 def test_metrics_exporter_accepts_only_otlp_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
