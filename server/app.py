@@ -99,13 +99,15 @@ def create_app(
     sandbox: Sandbox | None = None,
     models: ModelPool | None = None,
     events: "KvEvents | None" = None,
+    tracing: "Tracing | None" = None,
 ) -> FastAPI:
     """Return the application. It loads and serves nothing before its lifespan starts.
 
-    `models` is a pool that the caller has opened, and perhaps started; without it, a pool is opened. `events` is the
-    publisher of KV cache events if the caller has opened it. Tests replace the native library by `loader`, the loader
-    of isolated models by `in_process`, and the compiler of grammars by `sandbox`. `reread` returns the current
-    settings. `addresses` are shown in the startup banner. Raises `ConfigError`.
+    `models` is a pool that the caller has opened, and perhaps started; without it, a pool is opened. `events` and
+    `tracing` are the publisher of KV cache events and the exporter of traces if the caller has opened them. Tests
+    replace the native library by `loader`, the loader of isolated models by `in_process`, and the compiler of grammars
+    by `sandbox`. `reread` returns the current settings. `addresses` are shown in the startup banner. Raises
+    `ConfigError`.
     """
     server = settings.server
     if models is None:
@@ -170,7 +172,7 @@ def create_app(
         background={},
         reasoning=ReasoningCipher(reasoning_secrets(server.reasoning_key_file, batch_state.database.path)),
     )
-    tracing = tracing_of(server)
+    tracing = tracing or tracing_of(server)
     events = events or kv_events_of(server)  # the last thing that may fail: it binds sockets
     app = FastAPI(
         title="Llamapool",

@@ -34,6 +34,7 @@ from server.uvicorn_config import AdminServer, check_certificate
 if TYPE_CHECKING:
     from server.model_pool import ModelPool
     from server.telemetry.kv_events import KvEvents
+    from server.telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -96,11 +97,11 @@ def serve(arguments: list[str]) -> int:
 
 async def _serve(settings: Settings, listeners: Sequence[Listener], arguments: list[str]) -> bool:
     """Load models while the application is imported, then serve until a signal. Return whether it served."""
-    events = None
-    if settings.server.kv_events:  # an address that is in use ends the start before models are loaded
-        from server.app import kv_events_of
+    events = tracing = None
+    if settings.server.kv_events or settings.server.otel:  # their errors end the start before models are loaded
+        from server.app import kv_events_of, tracing_of
 
-        events = kv_events_of(settings.server)
+        tracing, events = tracing_of(settings.server), kv_events_of(settings.server)
     from server.model_pool import open_pool  # imports the native library, which few commands need
 
     reread = partial(load_settings, arguments)
@@ -108,7 +109,7 @@ async def _serve(settings: Settings, listeners: Sequence[Listener], arguments: l
     await models.pool.start()
     addresses = [listener.url for listener in listeners]
     try:
-        server = await asyncio.to_thread(_create_server, settings, addresses, reread, models, events)
+        server = await asyncio.to_thread(_create_server, settings, addresses, reread, models, events, tracing)
         await server.serve_until_signal([listener.socket for listener in listeners])
     finally:  # also if the application could not be created or started
         await models.pool.close(0.0)
@@ -122,11 +123,12 @@ def _create_server(
     reread: Callable[[], Settings],
     models: "ModelPool",
     events: "KvEvents | None",
+    tracing: "Tracing | None",
 ) -> AdminServer:
     with _permanent_objects():
         from server.app import create_app  # the HTTP application, which only `serve` needs
 
-        app = create_app(settings, addresses=addresses, reread=reread, models=models, events=events)
+        app = create_app(settings, addresses=addresses, reread=reread, models=models, events=events, tracing=tracing)
         config = uvicorn.Config(app, lifespan="on", log_config=None, access_log=False)
         config.load()
     return AdminServer(config, addresses)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -14,6 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from server.cli.command_line import main
 from server.errors import ConfigError
 from server.telemetry.tracing import METRICS_EXPORTER, GenAiMetrics, Tracing, configured_metrics, operation_of
 from tests.api.conftest import Serve, make_settings
@@ -168,6 +170,17 @@ def test_unusable_otel_setup_is_a_config_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"llamapool\[otel\]"):
         create_app(make_settings(server={"otel": True}), loader=FakeLoader())
+
+
+def test_unusable_otel_setup_ends_the_start_before_models_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("server.logs.configure", lambda _: None)
+    monkeypatch.setattr("server.model_pool.open_pool", None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert main(["serve", "-m", str(tmp_path / "m.gguf"), "--port", "0", "--otel"]) == 2
+    assert "use http/protobuf" in capsys.readouterr().err
 
 
 @pytest.mark.slow
