@@ -152,7 +152,7 @@ def test_images_that_exceed_the_context_are_not_preprocessed(
     assert [pixels is not None for (_, _, pixels), _ in calls] == [False] * 6 + [True] * 2
 
 
-def test_a_long_run_of_a_character_beside_an_image_does_not_overflow_the_stack(gguf_folder: Path) -> None:
+def test_a_long_run_of_a_character_with_an_image_does_not_overflow_the_stack(gguf_folder: Path) -> None:
     """The library's std::regex recurses for each character of a match."""
     overrides = (metadata_override("tokenizer.ggml.pre=str:tekken"),)
     with loaded(gguf_folder, "mlp", metadata_overrides=overrides) as (weights, projector):

@@ -126,7 +126,7 @@ async def test_access_log_marks_a_disconnect_as_cut_off(live: GoLive, lines: Lin
         gate.release(1000)
 
 
-async def test_access_log_tells_waiting_for_a_slot_from_prefill_before_the_first_token(
+async def test_access_log_separates_waiting_for_a_slot_from_prefill_before_the_first_token(
     live: GoLive, lines: Lines
 ) -> None:
     steps = threading.Semaphore(0)
