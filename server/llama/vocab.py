@@ -244,11 +244,15 @@ class LlamaVocab:
         if len(raw) < _LONG_BYTES:
             return self._tokenize(raw, add_special, parse_special)
         tokens, suffix = self._added_tokens() if add_special else ([], [])
+        for piece in self.pieces(raw, parse_special=parse_special):
+            tokens += self._tokenize(piece, False, parse_special)
+        return tokens + suffix
+
+    def pieces(self, raw: bytes, *, parse_special: bool) -> Iterator[bytes]:
+        """Yield a long text in pieces that can be tokenized separately."""
         special = self._special if parse_special else self._always_special
         for piece in special.pieces(raw):
-            for part in cut(piece, special.longest) if self.type == BPE else (piece,):
-                tokens += self._tokenize(part, False, parse_special)
-        return tokens + suffix
+            yield from cut(piece, special.longest) if self.type == BPE else (piece,)
 
     def _check_characters(self, raw: bytes) -> None:
         """Raise `InvalidRequest` if a character has no token."""

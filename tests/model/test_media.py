@@ -27,6 +27,7 @@ from server.engine.request import Request, SamplingParams
 from server.errors import InternalError, InvalidRequest, ModelFailed
 from server.llama.context.runner import LlamaRunner
 from server.llama.files.gguf_header import read_header
+from server.llama.library import log_callback
 from server.llama.loader import LlamaLoader
 from server.llama.media.chunks import M, NativeChunk, start_media
 from server.llama.media.projector import Projector, check_is_projector
@@ -485,3 +486,25 @@ def test_decodes_audio_files_to_the_same_samples_as_the_library(gguf_folder: Pat
     finally:
         decoder.close()
         M.mtmd_free(context)
+
+
+def test_special_tokens_of_a_long_text_with_an_image_stay_whole(gguf_folder: Path) -> None:
+    turn = "<|im_start|>user\n" + "\u4f60\u597d" * 600 + "<|im_end|>\n"  # no cut between words is possible
+    with loaded(gguf_folder, "mlp") as (weights, projector):
+        plain = weights.vocab.tokenize(turn * 30, add_special=True, parse_special=True)
+        prompt = projector.tokenize([turn * 30, image(1)], add_special=True, parse_special=True)
+        assert prompt.tokens[: prompt.spans[0].start] == plain
+
+
+@pytest.mark.parametrize("text", ["a", "a" * 5000])  # a long run is tokenized in another thread
+def test_the_librarys_reason_for_an_unreadable_medium_is_reported(
+    gguf_folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def fail(*_: object) -> int:
+        log_callback(4, b"it is odd\n", None)
+        return 1
+
+    with loaded(gguf_folder, "mlp") as (_, projector):
+        monkeypatch.setattr(M, "mtmd_tokenize_from_parts", fail)
+        with pytest.raises(InvalidRequest, match="it is odd"):
+            projector.tokenize([text, image(1)], add_special=True, parse_special=True)

@@ -91,13 +91,13 @@ class Chunks:
             raise InternalError("libmtmd has no memory for a prompt")
         self._pointer: int = pointer
         weakref.finalize(self, M.mtmd_input_chunks_free, pointer)
-        with ExitStack() as stack, collect_errors(quiet=True) as errors:
+        with ExitStack() as stack:
             native = [_native_part(i, part, parse_special, stack) for i, part in enumerate(parts)]
             array = (ctypes.POINTER(M.mtmd_input_part) * len(native))(*map(ctypes.pointer, native))
-            call = partial(M.mtmd_tokenize_from_parts, context, pointer, array, len(parts), add_special)
+            call = partial(_tokenize, context, pointer, array, len(parts), add_special)
             is_deep = any(needs_deep_stack(part.encode("utf-8", "replace")) for part in parts if isinstance(part, str))
-            status = with_deep_stack(call) if is_deep else call()
-        if status != 0:
+            errors = with_deep_stack(call) if is_deep else call()
+        if errors is not None:
             raise InvalidRequest(f"a medium can't be read: {reason(errors, 'the library gave no reason')}")
 
     def __len__(self) -> int:
@@ -141,6 +141,12 @@ class Chunks:
             last = name
             causal = not M.mtmd_decode_use_non_causal(context, chunk)
             yield NativeChunk(self, i, nth, causal=causal, salt=salt)
+
+
+def _tokenize(*arguments: Any) -> list[str] | None:
+    """Tokenize in this thread, whose errors are collected; return them if it failed, otherwise None."""
+    with collect_errors(quiet=True) as errors:
+        return errors if M.mtmd_tokenize_from_parts(*arguments) else None
 
 
 def _native_part(index: int, part: str | Bitmap, parse_special: bool, stack: ExitStack) -> ctypes.Structure:

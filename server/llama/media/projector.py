@@ -29,11 +29,12 @@ from server.llama.library import C, bind, collect_errors, reason
 from server.llama.media import trial
 from server.llama.media.chunks import Chunks, M, NativeChunk, start_media
 from server.llama.threads import n_threads
-from server.llama.vocab import BPE, MAX_PIECE_BYTES, cut
+from server.llama.vocab import BPE, MAX_PIECE_BYTES, LlamaVocab
 from server.media.bitmap import Bitmap, BitmapKind
 from server.pool.memory import HOST, Bytes, Footprint, added
 from server.pool.spec import LoadParams
 from server.sandbox.process import public_environment
+from server.vocab import PlainText
 
 _MROPE = (8, 40)  # LLAMA_ROPE_TYPE_MROPE, _IMROPE
 _ENCODERS = ("v.blk.", "v.patch_embd", "v.position_embd", "a.blk.", "a.position_embd", "a.conv1d")
@@ -67,8 +68,10 @@ class Projector:
     batch at a time.
     """
 
-    def __init__(self, name: str, path: Path, model: int, native: LoadParams) -> None:
-        """Load a projector for the native `model`. Blocks. Raises `ModelFailed` if it does not fit the model."""
+    def __init__(self, name: str, path: Path, model: int, vocab: LlamaVocab, native: LoadParams) -> None:
+        """Load a projector for the native `model` and its `vocab`. Blocks. Raises `ModelFailed` if it does not fit the
+        model.
+        """
         header = read_gguf(name, path)
         check_projector(name, path, header, {C.llama_model_n_embd(model), C.llama_model_n_embd_inp(model)})
         start_media()
@@ -83,7 +86,7 @@ class Projector:
         self._n_users = 0
         self._encoding = threading.Lock()
         self.n_embd = C.llama_model_n_embd_inp(model)
-        self._is_bpe = C.llama_vocab_type(C.llama_model_get_vocab(model)) == BPE
+        self._vocab = vocab
         self.mrope = C.llama_model_rope_type(model) in _MROPE
         limits = f"{native.image_min_tokens} {native.image_max_tokens}"
         self.fingerprint = f"{fingerprint([(path, header)])} {limits}"
@@ -117,8 +120,8 @@ class Projector:
         for part in parts:
             if isinstance(part, Bitmap) and part.kind not in self.kinds:
                 raise InvalidRequest(f"{part.kind} input is not supported by this model's projector")
-        if self._is_bpe:
-            parts = [each for part in parts for each in _short_parts(part)]
+        if self._vocab.type == BPE:
+            parts = [each for part in parts for each in self._short_parts(part, parse_special=parse_special)]
         tokens: list[int] = []
         spans: list[MediaSpan] = []
         n_slices: Counter[str] = Counter()  # by id of the medium
@@ -136,6 +139,14 @@ class Projector:
                 spans.append(span)
                 tokens += media_tokens(span.id, span.nth, span.n_tokens)
         return MediaPrompt(tokens, tuple(spans))
+
+    def _short_parts(self, part: str | Bitmap, *, parse_special: bool) -> Sequence[str | Bitmap]:
+        """Return a text in the pieces in which `LlamaVocab` tokenizes it."""
+        if isinstance(part, Bitmap) or len(part) <= MAX_PIECE_BYTES // 4:
+            return (part,)
+        parse_special = parse_special and not isinstance(part, PlainText)
+        pieces = self._vocab.pieces(part.encode("utf-8", "replace"), parse_special=parse_special)
+        return [type(part)(piece.decode()) for piece in pieces]
 
     def _without_data(
         self, context: int, parts: Sequence[str | Bitmap], *, add_special: bool, parse_special: bool
@@ -208,13 +219,6 @@ class Projector:
             self._users.wait_for(lambda: not self._n_users)
         if context is not None:
             M.mtmd_free(context)
-
-
-def _short_parts(part: str | Bitmap) -> Sequence[str | Bitmap]:
-    """Return a text in the pieces in which `LlamaVocab` tokenizes it."""
-    if isinstance(part, Bitmap) or len(part) <= MAX_PIECE_BYTES // 4:
-        return (part,)
-    return [type(part)(piece.decode()) for piece in cut(part.encode("utf-8", "replace"))]
 
 
 def check_projector(name: str, path: Path, header: GgufHeader, sizes: set[int]) -> None:

@@ -153,7 +153,7 @@ class LlamaWeights:
             if spec.mmproj is not None and self.vocab.missing_bytes:  # libmtmd tokenizes text without this check
                 raise ModelFailed(spec.id, "its vocabulary cannot spell every text, so it takes no mmproj")
             if projector is None and spec.mmproj is not None:
-                self.media = Projector(spec.id, spec.mmproj, model, spec.native)
+                self.media = Projector(spec.id, spec.mmproj, model, self.vocab, spec.native)
             if self.media is not None:
                 self.info = replace(self.info, media=self.media.kinds, media_marker=self.media.marker)
             self._media_memory = projector_memory(spec.id, spec.mmproj if self._owns_media else None, spec.native)
