@@ -32,7 +32,13 @@ class ClientThreads(ThreadPoolExecutor):
         running = self.submit(work)
         submitted(running)
         ended = asyncio.wrap_future(running)
-        ended.add_done_callback(lambda _: own.release())
+
+        def release(ended: asyncio.Future[T]) -> None:
+            own.release()
+            if not ended.cancelled():
+                ended.exception()  # otherwise asyncio logs the error of a cancelled caller's work
+
+        ended.add_done_callback(release)
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
