@@ -56,7 +56,8 @@ def truncated(
 def with_short_results(
     conversation: Conversation, n_results: int, model: LoadedModel, media: LoadedMedia, max_tokens: int | None
 ) -> Conversation:
-    """Return the conversation with the long texts of its last `n_results` messages shortened so that a reply fits.
+    """Return a conversation that is too long with the texts of its last `n_results` messages shortened so that a reply
+    fits.
 
     A text keeps at least `n_ctx // RESULT_SHARE` characters, even if that is too long. Blocking, for a worker thread.
     Raises `InvalidRequest`.
@@ -71,7 +72,7 @@ def with_short_results(
         return not fits(render(shortened(n_chars), model).count(model, media), n_ctx, max_tokens)
 
     shortest, longest = n_ctx // RESULT_SHARE, max(len(result.text) for result in results)
-    if longest <= shortest or not is_too_long(longest):
+    if longest <= shortest:
         return conversation
     lengths = range(shortest, longest, max(shortest // 4, 1))
     return shortened(lengths[max(bisect_left(lengths, True, key=is_too_long) - 1, 0)])

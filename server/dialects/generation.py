@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from server.chat.conversation import Conversation, Message, ReasoningSettings, Tools
 from server.chat.prepare import Output, prepare
+from server.chat.truncation import fits
 from server.dialects.adapters import AdapterScales, request_adapters
 from server.dialects.common import Json
 from server.dialects.constraints import ConstraintFields
@@ -34,7 +35,7 @@ from server.dialects.fields import (
 from server.dialects.sampling import MAX_BATCH, SamplingFields, sampling_params
 from server.engine.media import MediaPrompt
 from server.engine.request import Request
-from server.errors import invalid
+from server.errors import ContextExceeded, invalid
 from server.media.source import Media
 from server.pool.spec import ReasoningFormat
 from server.structured.constraint import Constraint
@@ -293,6 +294,16 @@ class ParsedRequest(ABC):
         output, tokens = prepare(conversation, context.model, context.media)
         (request,) = self.requests(context, request_id, [tokens], output.constraint, print_special=output.shown)
         return output, request
+
+    def prepare_fitting(
+        self, context: Context, request_id: str, conversation: Conversation, max_tokens: int | None
+    ) -> tuple[Output, Request] | None:
+        """Do what `prepare` does, or return None if the prompt leaves no room for a reply of `max_tokens`."""
+        try:
+            output, request = ParsedRequest.prepare(self, context, request_id, conversation)
+        except ContextExceeded:
+            return None
+        return (output, request) if fits(len(request.prompt), context.model.engine.n_ctx_seq, max_tokens) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

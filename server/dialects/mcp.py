@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from server.chat.assembler import Assembler, Item, NewParser
 from server.chat.conversation import Call, Message, TextPart, Tool, text_content
+from server.chat.prepare import Output
 from server.chat.truncation import with_short_results
 from server.dialects.common import Json
 from server.dialects.dialect import Context, Generate, Generation, Writer
@@ -27,7 +28,7 @@ from server.dialects.generation import ConversationRequest, token_limit
 from server.dialects.reasoning_cipher import ReasoningCipher
 from server.dialects.tools import ClientName
 from server.dialects.usage import Usage
-from server.engine.request import Finished, FinishReason, Timings
+from server.engine.request import Finished, FinishReason, Request, Timings
 from server.errors import invalid
 from server.formats.parsing.pieces import Piece, ToolCallArguments, ToolCallBegin
 from server.mcp.config import McpServer, is_web_url
@@ -355,12 +356,17 @@ class RoundWriter(Writer, Generic[R]):
         limit = token_limit(self.request.options, context.model.spec.n_predict)
         left = max(limit - self.usage.completion, 0) if limit >= 0 else limit
         request = replace(self.request, options=self.request.options.model_copy(update={"n_predict": left}))
-        self.conversation = with_short_results(
-            self.conversation, len(self._results), context.model, context.media, None if left < 0 else left
-        )
-        output, generated = request.prepare(context, self._id, self.conversation)
+        output, generated = self._prepared(request, context, None if left < 0 else left)
         self.next_round(output.parser)
         return Generation([generated], self, output.switch)
+
+    def _prepared(self, request: R, context: Context, max_tokens: int | None) -> tuple[Output, Request]:
+        """Prepare the next round. If its prompt does not fit, shorten the results of this one first."""
+        if fitting := request.prepare_fitting(context, self._id, self.conversation, max_tokens):
+            return fitting
+        n_results = len(self._results)
+        self.conversation = with_short_results(self.conversation, n_results, context.model, context.media, max_tokens)
+        return request.prepare(context, self._id, self.conversation)
 
     def _is_server_call(self, item: Item) -> bool:
         tool = self.server_tools.get(item.name)

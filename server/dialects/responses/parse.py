@@ -13,7 +13,7 @@ from pydantic import Field
 from server.chat.assembler import NewParser
 from server.chat.conversation import Call, Conversation, Message
 from server.chat.prepare import Output
-from server.chat.truncation import fits, truncated
+from server.chat.truncation import truncated
 from server.dialects.chat.parse import chat_logprobs
 from server.dialects.common import Header, Json, random_id
 from server.dialects.constraints import read_response_format
@@ -39,7 +39,7 @@ from server.dialects.responses.tools import ApprovedCall, ResponseTools, list_it
 from server.dialects.responses.write import EARLY_PING, ResponseWriter, failed_early
 from server.dialects.warnings import quoted, unused_fields
 from server.engine.request import Request, SamplingParams
-from server.errors import ContextExceeded, invalid
+from server.errors import invalid
 
 MAX_METADATA = 16
 LOGPROBS = "message.output_text.logprobs"
@@ -170,17 +170,12 @@ class ResponseRequest(ToolRequest):
 
     def prepare(self, context: Context, request_id: str, conversation: Conversation) -> tuple[Output, Request]:
         """Prepare one round of generation. With ``truncation: auto``, drop the oldest messages if necessary."""
-        limit, prepare = self.options.max_output_tokens, ConversationRequest.prepare
-        try:
-            output, request = prepare(self, context, request_id, conversation)
-        except ContextExceeded:
-            if self.options.truncation != "auto":
-                raise
-        else:
-            if self.options.truncation != "auto" or fits(len(request.prompt), context.model.engine.n_ctx_seq, limit):
-                return output, request
-        conversation = truncated(conversation, context.model, context.media, limit)
-        return prepare(self, context, request_id, conversation)
+        limit = self.options.max_output_tokens
+        if self.options.truncation == "auto":
+            if fitting := self.prepare_fitting(context, request_id, conversation, limit):
+                return fitting
+            conversation = truncated(conversation, context.model, context.media, limit)
+        return ConversationRequest.prepare(self, context, request_id, conversation)
 
 
 def parse_response(

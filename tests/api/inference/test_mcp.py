@@ -238,6 +238,13 @@ async def test_result_that_exceeds_the_context_is_shortened_for_the_model(serve:
         assert message.content[-1].text == "Long."  # type: ignore[union-attr]
 
 
+async def test_round_whose_results_fit_is_prepared_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.chat.truncation.render", None)  # it counts the tokens of shorter prompts
+    ends = {"Huge": tool_call("calc__huge", n=5000), "x\n</tool_response>": "Short."}
+    async with serving(serve, ends) as (api, _):
+        assert (await create_response(api, "Huge")).output_text == "Short."
+
+
 async def test_no_slot_is_held_during_a_tool_call_and_a_disconnect_cancels_it(serve: Serve) -> None:
     async with serving(serve, {"Wait": tool_call("calc__wait")}) as (api, tools):
         body = {"input": "Wait", "tools": [mcp()], "max_output_tokens": 100}
