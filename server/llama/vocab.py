@@ -244,8 +244,13 @@ class LlamaVocab:
         if len(raw) < _LONG_BYTES:
             return self._tokenize(raw, add_special, parse_special)
         tokens, suffix = self._added_tokens() if add_special else ([], [])
-        for piece in self.pieces(raw, parse_special=parse_special):
-            tokens += self._tokenize(piece, False, parse_special)
+        pieces = list(self.pieces(raw, parse_special=parse_special))
+
+        def tokenize_pieces() -> None:
+            for piece in pieces:
+                tokens.extend(self._tokenize_piece(piece, False, parse_special))
+
+        self._with_stack(pieces, tokenize_pieces)
         return tokens + suffix
 
     def pieces(self, raw: bytes, *, parse_special: bool) -> Iterator[bytes]:
@@ -267,13 +272,20 @@ class LlamaVocab:
         return added[:n_before], added[n_before:]
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
+        return self._with_stack([raw], partial(self._tokenize_piece, raw, add_special, parse_special))
+
+    def _with_stack(self, pieces: Iterable[bytes], call: Callable[[], T]) -> T:
+        """Return the result of `call`, which tokenizes `pieces`. If any needs a deep stack, it runs in one thread. To
+        start it takes as long as tokenizing a kilobyte.
+        """
+        return with_deep_stack(call) if self.type == BPE and any(map(needs_deep_stack, pieces)) else call()
+
+    def _tokenize_piece(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         capacity = len(raw) + 8
         tokenize = fast.tokenize if len(raw) <= _SHORT_BYTES <= self.quick_bytes else C.llama_tokenize
-        is_deep = self.type == BPE and needs_deep_stack(raw)
         while True:
             tokens = (ctypes.c_int32 * capacity)()
-            call = partial(tokenize, self.pointer, raw, len(raw), tokens, capacity, add_special, parse_special)
-            n: int = with_deep_stack(call) if is_deep else call()
+            n: int = tokenize(self.pointer, raw, len(raw), tokens, capacity, add_special, parse_special)
             if n >= 0:
                 return _numbers(tokens, n)
             if n < -_MAX_BYTES:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.llama.loader import FileVocabulary
-from server.llama.vocab import LlamaVocab
+from server.llama.vocab import LlamaVocab, with_deep_stack
 from server.options.values import metadata_override
 from server.pool.spec import LoadParams, ModelSpec
 from tests.support.real_server import ROOT
@@ -61,6 +61,22 @@ def test_a_long_run_of_a_character_does_not_overflow_a_small_stack() -> None:
 def test_the_longest_token_bounds_the_size_of_a_text(vocab_with: Callable[[str], LlamaVocab]) -> None:
     vocab = vocab_with("tekken")
     assert vocab.max_token_bytes == max(len(vocab.piece(token)) for token in range(vocab.n_tokens))
+
+
+def test_a_text_with_many_long_runs_starts_one_thread(
+    vocab_with: Callable[[str], LlamaVocab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab, calls = vocab_with("tekken"), list[object]()
+
+    def deep(call: Callable[[], object]) -> object:
+        calls.append(call)
+        return with_deep_stack(call)
+
+    monkeypatch.setattr("server.llama.vocab.with_deep_stack", deep)
+    text = ("\u4e2d" * 500 + "<|im_end|>") * 20
+    tokens = vocab.tokenize(text, add_special=False, parse_special=True)
+    assert vocab.detokenize(tokens) == text.encode()
+    assert len(calls) == 1
 
 
 WORDS = ("the", "It", "I'm", "don't", "1234567", "été", "中文", "</a>", "a_b", "==", "é", "!?", "x/y", "<|im_start|>")
